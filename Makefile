@@ -47,7 +47,7 @@ build-ahead:
 release-ahead:
 	-@nice cargo build -q --release --workspace 2>/dev/null
 
-tidy: ## Line widths, names, circles of modules, words: what no compiler looks at
+tidy: ## Line widths, names, circles of modules, words, summary lines: what no compiler looks at
 	@python3 scripts/tidy/planted.py
 	@python3 scripts/tidy/run.py
 	@python3 scripts/docs/figures.py
@@ -55,6 +55,7 @@ tidy: ## Line widths, names, circles of modules, words: what no compiler looks a
 docs: setup build ## The documents as a site, into target/site; fails where a link leads nowhere
 	$(PYTHON) scripts/docs/planted.py
 	$(PYTHON) scripts/docs/links.py
+	$(PYTHON) scripts/docs/questions.py
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --quiet
 
 figures: ## Take what demo, compare, models and benches/fit.py measured into docs/figures, and into the tables of pages
@@ -72,6 +73,7 @@ lint: setup tidy ## Formatting, lints, types, licences
 	cargo clippy --workspace --all-targets --profile $(TEST_PROFILE) -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --lib --quiet --profile $(TEST_PROFILE)
 	scripts/kernels.sh
+	.venv/bin/hadolint Dockerfile
 	scripts/clang-tidy.sh
 	scripts/deny.sh
 	tests/planted.sh check

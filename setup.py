@@ -1,5 +1,5 @@
-"""What setuptools cannot know from pyproject.toml: the library and the tools are built by cargo, and the
-tools print their completions for shells, which are installed where bash, zsh and fish look.
+"""Build of the package in addition to pyproject.toml: the library and the tools are built by cargo, and the tools print
+their completions for shells, which are installed where bash, zsh and fish look.
 
 The wheel fits every Python 3: nothing in it is linked with an interpreter, so neither maturin nor
 setuptools-rust, which build modules for one, would save much of this. TIDELOG_GLIBC=2.28 builds
@@ -41,12 +41,12 @@ TORCHES = os.environ.get("TIDELOG_TORCH", "").split()
 
 
 def version():
-    """That of the workspace, where all of Tidelog has it from."""
+    """Returns the version of the workspace, where all of Tidelog has it from."""
     return re.search(r'^version = "(.*)"$', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)[1]
 
 
 def said(command):
-    """What a command of cargo's writes; ends where it cannot."""
+    """Returns the output of a command of cargo's; ends where it cannot."""
     try:
         return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
     except FileNotFoundError:
@@ -78,8 +78,7 @@ def built():
 
 
 def install_stripped(source, place):
-    """Without names and lines of functions, which are most of a file: what is exported keeps its
-    name."""
+    """Installs a file without names and lines of functions, which are most of a file: what is exported keeps its name."""
     place.parent.mkdir(parents=True, exist_ok=True)
     # Under a name of its own first: two builds at once do not read each other's half.
     stripped = place.with_name(f"{place.name}.{os.getpid()}")
@@ -153,7 +152,7 @@ class InstallCompletions(install_data):
 
 
 class Wheel(bdist_wheel):
-    """For every Python 3 on this kind of machine."""
+    """Wheel for every Python 3 on this kind of machine."""
 
     def get_tag(self):
         machine = platform.machine()

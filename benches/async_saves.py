@@ -1,4 +1,4 @@
-"""How long training stands still for torch.distributed.checkpoint, and how long until the checkpoint is there.
+"""Measures the stop of training for torch.distributed.checkpoint, and the time until the checkpoint is there.
 
 In each round, one after the other, after a part of the state has changed: async_save and save into the pool of a
 block, and async_save of the same tensors to a folder, with fsync, by a plain process that has them in memory.
@@ -64,7 +64,7 @@ def add(figures, returned, kept, written):
 
 
 def saves_plain_state(pipe, folder, size):
-    """The other process: it has the state in memory, and saves it when asked."""
+    """Runs the other process: it has the state in memory, and saves it when asked."""
     import torch.distributed.checkpoint as dcp
 
     warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""How long a training step stands still for a checkpoint of state that is out and clean, and what it writes.
+"""Measures the stop of a training step for a checkpoint of state that is out and clean, and what it writes.
 
 In each round, one after the other: by reference in the pool, torch.save with fsync inside the block, and
 torch.save with fsync and torch.distributed.checkpoint with fsync of the same tensors by a plain process
@@ -84,7 +84,7 @@ def measure(folder, size, rounds):
 
 
 def begun(saves_plain_state, folder, size):
-    """The other process, once it has its state, and the pipe to it."""
+    """Starts the other process; returns it once it has its state, and the pipe to it."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     plain = context.Process(target=saves_plain_state, args=(theirs, folder, size))
@@ -94,7 +94,7 @@ def begun(saves_plain_state, folder, size):
 
 
 def state_of(size, then=lambda tensor: None):
-    """So many bytes of tensors; `then` is done with each as it is made."""
+    """Makes tensors of `size` bytes; `then` is done with each as it is made."""
     import torch
 
     state = {}
@@ -105,8 +105,9 @@ def state_of(size, then=lambda tensor: None):
 
 
 def write_after_changes(tide, state, changed):
-    """What a checkpoint writes once so many tensors have changed since the one before: those that are out
-    again, whose bytes their eviction wrote, and those in memory."""
+    """Measures the bytes that a checkpoint writes once `changed` tensors have changed since the one before: those that
+    are out again, whose bytes their eviction wrote, and those in memory.
+    """
     before = bytes_written(tide)
     for tensor in list(state.values())[:changed]:
         tensor.add_(1)
@@ -116,7 +117,7 @@ def write_after_changes(tide, state, changed):
 
 
 def saves_plain_state(pipe, folder, size):
-    """The other process: it has the state in memory, and saves it when asked."""
+    """Runs the other process: it has the state in memory, and saves it when asked."""
     import torch.distributed.checkpoint as dcp
 
     state = state_of(size)

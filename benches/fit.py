@@ -1,4 +1,4 @@
-"""How far a step is from what `tidelog fit` expects: five small models on this machine's processor.
+"""Compares a step's time with what `tidelog fit` expects: five small models on this machine's processor.
 
     python benches/fit.py [--fraction 0.4] [--steps 10] [--pool DIR] [--output json]
 

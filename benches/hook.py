@@ -1,4 +1,4 @@
-"""What a block costs per op when nothing is due: a step in one minus the same step without.
+"""Measures the cost of a block per op when nothing is due: a step in one minus the same step without.
 
     python benches/hook.py [--pairs 40] [--steps 10] [--device fake] [--output json]
 
@@ -79,7 +79,7 @@ def timed(step):
 
 
 def block(folder):
-    """One whose budget is never reached."""
+    """Makes a block whose budget is never reached."""
     return tidelog.offload(pool=folder, memory="4GiB", pool_size="64MiB", staging="1MiB")
 
 

@@ -1,4 +1,4 @@
-"""What it costs to do what a session asks for: to evict and release a storage, to allocate it and settle it.
+"""Measures the requests of a session: to evict and release a storage, to allocate it and settle it.
 
     python benches/moves.py [--rounds 200] [--device fake] [--output json]
 
@@ -72,7 +72,7 @@ def stub_in(folder):
 
 
 def seconds_of(ask, first):
-    """Of each request, while all storages are asked for in turn."""
+    """Returns the seconds of each request, while all storages are asked for in turn."""
     started = time.perf_counter()
     done = ask(first, STORAGES, BYTES)
     elapsed = time.perf_counter() - started

@@ -1,4 +1,5 @@
-"""What a block costs: steps plain, under a mode that does nothing, with a budget above the peak, at 50 % and at 35 %.
+"""Measures the cost of a block: steps plain, under a mode that does nothing, with a budget above the peak, at 50 % and
+at 35 %.
 
     python benches/overhead.py [qwen3 gpt2 mamba rwkv gpt2-124m] [--threads 1] [--rounds 7] [--runs 1] [--pool DIR]
                                [--compiled] [--bound]

@@ -43,7 +43,7 @@ class Gates(nn.Module):
 
 
 class GatesModel(nn.Module):
-    """Such layers behind a projection."""
+    """Model of layers with gates behind a projection."""
 
     def __init__(self, inputs: int = 64, width: int = 512, layers: int = 6) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def make(name: str) -> tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[]
 
 
 def make_gates() -> tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], torch.Tensor]]:
-    """The same for the one that is no transformer."""
+    """Makes the model that is no transformer."""
     torch.manual_seed(0)
     model = GatesModel().train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)

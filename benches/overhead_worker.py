@@ -60,7 +60,7 @@ class Worker:
     # -- commands -----------------------------------------------------------------------------------
 
     def measure(self) -> dict[str, object]:
-        """What the plain program needs: its peak, and its ops."""
+        """Returns the needs of the plain program: its peak, and its ops."""
         self.train()  # gradients and optimizer state come into being
         with LiveStorages() as live:
             self.train()
@@ -70,12 +70,12 @@ class Worker:
         return {"peak": live.peak, "ops": counting.ops, "threads": torch.get_num_threads()}
 
     def bare(self) -> dict[str, object]:
-        """From here on under a mode that does nothing."""
+        """Begins to run under a mode that does nothing."""
         self.around = Bare()
         return {}
 
     def block(self, memory: int, peak: int, pool: str, **options: Any) -> dict[str, object]:
-        """From here on in a block."""
+        """Begins to run in a block."""
         warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
         if options.get("recompute") == "best" and not getattr(self.model, "is_gradient_checkpointing", False):
             options["blocks"] = Chain(self.model, None).blocks.values()
@@ -102,7 +102,7 @@ class Worker:
         return {"steps": steps, "recompute": self.tide.stats()["recompute"] if self.tide else None}
 
     def is_settled(self) -> bool:
-        """Whether what is computed again is chosen, if that is a choice."""
+        """Returns whether what is computed again is chosen, if that is a choice."""
         figures = self.tide.stats()["recompute"] if self.tide else None
         return figures is None or figures["settled"]
 
@@ -119,7 +119,7 @@ class Worker:
         }
 
     def calls(self) -> dict[str, object]:
-        """Which functions of the library two steps call, how often a step."""
+        """Returns the functions of the library that two steps call, how often a step."""
         counts: Counter[str] = Counter()
         if self.tide is None:
             return {"calls": {}}

@@ -1,6 +1,6 @@
-"""What `updates=` brings: steps of the same program in a third of its memory, in its own order, lazily and early, in
-turn. With `--option recompute` the same of that option: models with "+checkpointing" as they are, and with the
-planner's choice; of others the layers are named (`blocks=`).
+"""Measures the gain of `updates=`: steps of the same program in a third of its memory, in its own order, lazily and
+early, in turn. With `--option recompute` the same of that option: models with "+checkpointing" as they are, and with
+the planner's choice; of others the layers are named (`blocks=`).
 
     python benches/updates.py [wide gpt2 qwen3] [--memory 0.33] [--threads 1] [--rounds 15] [--pool DIR] [--output json]
     python benches/updates.py --option recompute gpt2+checkpointing [--memory 0.5]

@@ -247,9 +247,7 @@ def report(arguments, plain, tide, budget):
 
 
 def disagreement(steps):
-    """How far each planned step's simulation, at the pace of that step, was from it: medians; empty
-    for too few steps.
-    """
+    """Returns the medians by which the simulation of each planned step, at its pace, was off; empty for too few steps."""
     pairs = [(step, step["simulated"]) for step in steps if step["simulated"]]
     if len(pairs) < STEPS_JUDGED_MIN:
         return {}
@@ -266,7 +264,7 @@ def disagreement(steps):
 
 
 def simulated_rows(plan, measured, off):
-    """What the plan's simulation said a step would take, and what it says of the steps that ran."""
+    """Returns the step that the plan's simulation expected, and what it expects of the steps that ran."""
     rows = []
     if plan and plan["simulated_ns"]:
         simulated = plan["simulated_ns"] / 1e9

@@ -52,7 +52,7 @@ def build(package, torch):
 
 
 def too_new(module, libraries, glibc):
-    """What a module needs that is newer than it may be, and what nothing has that it is loaded with."""
+    """Returns the symbols of a module that are newer than allowed, and those that no library has."""
     newest = {**NEWEST, "GLIBC": tuple(map(int, glibc.split(".")))}
     found, others = set(), set()
     for line in listed("-D", "--undefined-only", "--with-symbol-versions", module):

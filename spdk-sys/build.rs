@@ -48,8 +48,8 @@ mod native {
         bind(pkg_config)
     }
 
-    /// What keeps SPDK from doing things to the whole process. Linked behind SPDK's archives, which
-    /// its constructors are to run after.
+    /// Compiles the code that keeps SPDK from doing things to the whole process. Linked behind
+    /// SPDK's archives, which its constructors are to run after.
     fn compile(pkg_config: &PkgConfig) -> Result<(), String> {
         const NAME: &str = "tidelog_spdk_process";
         let flags = pkg_config.ask(&["--cflags", PACKAGES[0]])?;
@@ -68,7 +68,7 @@ mod native {
     // -- linking it
     // ------------------------------------------------------------------------------------------
 
-    /// What one of pkg-config's words asks for.
+    /// Kind of a pkg-config argument.
     enum Word<'a> {
         Directory(&'a str),
         Library(&'a str),
@@ -143,8 +143,8 @@ mod native {
         Ok(())
     }
 
-    /// Whether the compiler finds a system library. SPDK's list is that of all its parts, of which
-    /// we use few.
+    /// Returns whether the compiler finds a system library. SPDK's list is that of all its parts,
+    /// of which we use few.
     fn is_installed(library: &str) -> bool {
         let file = format!("lib{library}.so");
         let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
@@ -153,9 +153,9 @@ mod native {
         asked.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).trim() != file)
     }
 
-    /// Only archives will do. A linker takes of shared libraries those that are referred to (rustc
-    /// has it leave out the others), and what a program refers to in those that register themselves
-    /// is nothing: it would link, start, and know no transport.
+    /// Checks that the libraries are archives. A linker takes of shared libraries those that are
+    /// referred to (rustc has it leave out the others), and what a program refers to in those that
+    /// register themselves is nothing: it would link, start, and know no transport.
     fn check_archives(directories: &[&str]) -> Result<(), String> {
         let asked = std::env::var("TIDELOG_SPDK_LINK");
         if let Ok(asked) = asked.as_deref().map(str::trim)

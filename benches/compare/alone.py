@@ -1,4 +1,4 @@
-"""What Tidelog is measured at with nobody beside it."""
+"""Measures Tidelog alone, with nobody beside it."""
 
 import pathlib
 import subprocess
@@ -15,7 +15,7 @@ BENCHMARKS = ("tidelog-bench", "signals", "job-")
 
 @dataclass(frozen=True)
 class Idle:
-    """What an engine with next to nothing to do costs the processor: one get a second, so that it is known to live."""
+    """Peer with next to nothing to do: one get a second, so that it is known to live."""
 
     ours: Tidelog
     cpu_percent_max: float = 0.1
@@ -28,7 +28,7 @@ class Idle:
         return (IDLE_SECONDS + WARM_SECONDS) / effort.seconds / 2
 
     def check(self):
-        """It needs nobody."""
+        """Checks nothing, as it needs no peer."""
 
     def measured(self, kind, folder, effort, progress):
         load = Load("read", "4k", 1, size="1m", rate_iops=1)

@@ -1,4 +1,4 @@
-"""What is compared with whom, and what the ratios must be."""
+"""Cases: the peers that are compared, and the limits of the ratios."""
 
 from dataclasses import dataclass
 
@@ -64,7 +64,7 @@ def cases(program, environment):
 
 
 def against_build(program, other):
-    """Those against fio, with another build of ours in fio's place."""
+    """Returns the cases against fio, with another build of ours in fio's place."""
     return [
         Case(
             f"build:{case.name.partition(':')[2]}",

@@ -1,4 +1,4 @@
-"""What loads run on: devices that are made for a case and go with it."""
+"""Devices of loads: devices that are made for a case and go with it."""
 
 import concurrent.futures
 import contextlib
@@ -15,11 +15,11 @@ BLANK = bytes(1 << 20)
 
 
 class NoDevices(Exception):
-    """This machine has none to give."""
+    """Error of a machine that has no devices to give."""
 
 
 def run(*command):
-    """What a program says, or why there is no device."""
+    """Returns the output of a program, or raises the reason why there is no device."""
     try:
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -37,7 +37,7 @@ def fill(backing, size):
 
 
 def unmount(place, tries=50):
-    """What a process that was killed has in flight holds the file system for a moment longer."""
+    """Unmounts a file system, which operations of a killed process hold for a moment longer."""
     for _ in range(tries):
         if subprocess.run(["umount", str(place)], capture_output=True, check=False).returncode == 0:
             return

@@ -1,4 +1,4 @@
-"""What pairs of runs say: ratios with a bound, and whether they are what they must be."""
+"""Ratios of pairs of runs, with a bound, and the check of their limits."""
 
 import math
 import statistics
@@ -10,7 +10,7 @@ COMPARED = ("bytes_per_second", "cpu_seconds_per_gib", "p99_us")
 
 @dataclass(frozen=True)
 class Limits:
-    """What the ratios of a case must be. `None` asks for nothing."""
+    """Limits of a case's ratios. `None` asks for nothing."""
 
     median_min: float | None = None
     lower_min: float | None = None
@@ -21,7 +21,8 @@ class Limits:
 
 
 def lower_rank(count):
-    """How many of `count` ordered values lie below a value that the true median exceeds with 95 % confidence.
+    """Returns the number of ordered values, of `count`, that lie below a value that the true median exceeds with 95 %
+    confidence.
 
     From the sign test, so it holds whatever the distribution. `None` where there are too few values for a bound.
     """
@@ -63,7 +64,7 @@ def medians(samples):
 
 
 def misses(limits, figures):
-    """What falls short of the limits, in words."""
+    """Describes the figures that fall short of the limits."""
     throughput, cpu = figures["bytes_per_second"], figures["cpu_seconds_per_gib"]
     if limits.median_min is not None and throughput["median"] < limits.median_min:
         yield f"median {throughput['median']:.3f} is below {limits.median_min}"
@@ -80,7 +81,7 @@ def misses(limits, figures):
 
 
 def misses_alone(limits, figures):
-    """What falls short of the limits of one who is measured with nobody beside."""
+    """Describes the figures that fall short of the limits of a load that runs alone."""
     for name, most in limits.items():
         figure = name.removesuffix("_max")
         if figures[figure] > most:

@@ -14,7 +14,7 @@ PAIRS_LEAST = 3
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """How often, and for how long. What has no limit is shown beside the rest, and gets less."""
+    """Number and length of runs. What has no limit is shown beside the rest, and gets less."""
 
     pairs: int
     pairs_shown: int

@@ -1,4 +1,4 @@
-"""Those who are compared: each runs a load on devices and says what came of it."""
+"""Peers: each runs a load on devices and says what came of it."""
 
 import json
 import shutil
@@ -59,7 +59,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Sample:
-    """What one run did. Who does not tell of single operations has no latency of them."""
+    """Result of one run. Who does not tell of single operations has no latency of them."""
 
     bytes_per_second: float
     cpu_seconds_per_gib: float
@@ -67,7 +67,7 @@ class Sample:
 
 
 def run(command):
-    """What a program prints, which ended well."""
+    """Returns the output of a program that succeeds."""
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     if ran.returncode != 0:
         raise Failed(f"{' '.join(command)}\nexit {ran.returncode}\n{ran.stdout}{ran.stderr}")
@@ -87,7 +87,7 @@ def sample_of(report):
 
 
 class Peer:
-    """Somebody who can run a load."""
+    """Peer that can run a load."""
 
     name: str
 
@@ -95,7 +95,7 @@ class Peer:
         """Raises `NoPeer` where this machine does not have it."""
 
     def prepare(self, load, devices, seconds):
-        """What is done once for a case, before any pair, and not measured."""
+        """Prepares a case once, before any pair; it is not measured."""
 
     def run(self, load, devices, seconds):
         """Runs the load once."""

@@ -14,7 +14,7 @@ GOOD, BAD, PLAIN, GREY = "#1a7f37", "#cf222e", "#0550ae", "#d0d7de"
 
 
 def place(ratio):
-    """How far along a panel a ratio stands, from 0 to 1."""
+    """Returns the place of a ratio along a panel, from 0 to 1."""
     from math import log
 
     held = min(max(ratio, LEAST), MOST)
@@ -75,7 +75,7 @@ def bar(left, middle, result, name):
 
 
 def is_met(limits, name, figures):
-    """Whether one of the figures is what it must be."""
+    """Returns whether one of the figures is what it must be."""
     if name == "cpu_seconds_per_gib":
         return limits.get("cpu_max") is None or figures["median"] <= limits["cpu_max"]
     wanted = {"median": limits.get("median_min"), "lower": limits.get("lower_min")}

@@ -1,4 +1,4 @@
-"""What was measured: a line each, the verdict of all, and the file with every figure."""
+"""Results: a line each, the verdict of all, and the file with every figure."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def key(result):
 
 
 def misses(result):
-    """What of it falls short, in words."""
+    """Describes the figures of a result that fall short."""
     limits = result["limits"]
     if "alone" in result:
         return list(figures.misses_alone(limits, result["alone"]))
@@ -77,7 +77,7 @@ class Results:
 
     @classmethod
     def kept(cls, output):
-        """With what the file holds of an earlier run."""
+        """Makes the results, with those of an earlier run in the file."""
         return cls(output, json.loads(output.read_text()) if output.exists() else None)
 
     def has(self, name, kind):

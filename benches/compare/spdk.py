@@ -100,7 +100,7 @@ def subsystem(index):
 
 
 def served(ports):
-    """What the target does, as the calls that it makes of itself at its start."""
+    """Makes the calls by which the target configures itself at its start."""
 
     def call(method, **parameters):
         return {"method": method, "params": parameters}

@@ -1,4 +1,4 @@
-"""What `make compare` concludes from runs, without running any."""
+"""Tests of the conclusions of `make compare` from runs, without running any."""
 
 import contextlib
 import io
@@ -35,7 +35,7 @@ from python_peers import DeepSpeed, Environment
 
 
 class Steady:
-    """Who does the same each time, or one of several things in turn."""
+    """Peer that does the same each time, or one of several things in turn."""
 
     def __init__(self, name, *samples):
         self.name, self.samples, self.runs = name, samples, 0

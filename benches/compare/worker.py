@@ -37,7 +37,7 @@ def timed(turn, bytes_per_turn, seconds):
 
 
 def cpu_seconds():
-    """Of this process and its threads."""
+    """Returns the processor time of this process and its threads."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
@@ -88,7 +88,7 @@ def deepspeed(options):
 
 @functools.lru_cache(maxsize=1)
 def dictionary(count, length):
-    """So many tensors of one size."""
+    """Makes a dictionary of `count` tensors of one size."""
     import torch
 
     return {f"tensor.{index}": torch.randint(256, (length,), dtype=torch.uint8) for index in range(count)}

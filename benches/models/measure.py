@@ -79,8 +79,8 @@ class Child:
 
 
 def import_all():
-    """Everything that is imported at first use: once for all processes, which are forks of this one. No step is done:
-    it would start threads.
+    """Imports modules that are imported at first use: once for all processes, which are forks of this one. No step is
+    done: it would start threads.
     """
     torch.optim.AdamW([torch.zeros(1)])
     PROGRAMS["gpt2"].make()
@@ -173,8 +173,9 @@ class Measuring:
         return {**found, **verdict.times(pairs), "phase": phase, "budget_bytes": budget}
 
     def _of_itself(self, name, way, steps):
-        """What there is to say of other bits where the program has not the same bits twice without Tidelog either: in
-        processes that are not forks of one, tensors have other addresses."""
+        """Describes other bits where the program has not the same bits twice without Tidelog either: in processes that
+        are not forks of one, tensors have other addresses.
+        """
         found = set()
         for again in range(1, AGAIN_MAX + 1):
             with self._child("plain", name, way, start="spawn") as plain:
@@ -187,7 +188,9 @@ class Measuring:
         return {}
 
     def _without_a_block(self, name, way, failure):
-        """Why there are no figures: whether the program runs without Tidelog says whose failure it is."""
+        """Returns the reason why there are no figures: whether the program runs without Tidelog says whose failure it
+        is.
+        """
         reason = str(failure).strip()[:2000]
         try:
             with self._child("plain", name, way) as plain:

@@ -73,7 +73,7 @@ def parse_arguments():
 
 
 def prepare(arguments):
-    """Before torch is imported: threads, and where compiled kernels are kept."""
+    """Prepares the process before torch is imported: threads, and where compiled kernels are kept."""
     work = ROOT / "target" / "models"
     work.mkdir(parents=True, exist_ok=True)
     os.environ.update(

@@ -1,4 +1,4 @@
-"""What one process of `make models` does: it trains a program, step by step, as it is told.
+"""Process of `make models`: it trains a program, step by step, as it is told.
 
 A process is started by fork from one that has imported all libraries, and has a connection to it. For "step" it
 sends what the step gave, for "end" a digest of all that the program holds.
@@ -64,7 +64,7 @@ class Run:
         self.losses.append(float(loss).hex())
 
     def digests(self) -> list[tuple[str, str]]:
-        """Of all that the program holds, tensor by tensor."""
+        """Returns the digests of all that the program holds, tensor by tensor."""
         training = self.training
         found = [("losses", " ".join(self.losses)), ("random numbers", digest(torch.get_rng_state()))]
         names = {}
@@ -82,7 +82,7 @@ class Run:
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """Of a copy: NumPy's alias is not of the tensor."""
+    """Returns the digest of a copy: NumPy's alias is not of the tensor."""
     with torch.no_grad():
         copy = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
         return hashlib.sha256(copy.view(torch.uint8).numpy().data if copy.numel() else b"").hexdigest()
@@ -92,7 +92,7 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def main(role: str, name: str, compiled: bool, connection: Connection, settings: dict[str, Any]) -> None:
-    """What a process runs. What it says goes to a file."""
+    """Runs the process. What it says goes to a file."""
     log = os.open(settings["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     for number in (1, 2):
         os.dup2(log, number)
@@ -183,7 +183,7 @@ def offloaded(run: Run, budget: int, pool: str, mode: str) -> Any:
 
 
 def compilation() -> dict[str, Any]:
-    """What was compiled."""
+    """Returns the counters of the compiler."""
     from torch._dynamo.utils import counters
     from torch._inductor import metrics
 

@@ -1,4 +1,4 @@
-"""What two runs of a program of `make models` show, one plain and one in a block."""
+"""Verdict on two runs of a program of `make models`, one plain and one in a block."""
 
 import statistics
 
@@ -8,7 +8,7 @@ COMPILATION = ("graphs", "breaks", "kernels")
 
 
 def of(expected, got, budget):
-    """What the block changed, which must be nothing."""
+    """Returns the differences that the block made, of which there must be none."""
     result = {key: got[key] for key in (*COMPILATION, "evictions", "notices")}
     result["block_peak_bytes"] = got["peak_bytes"]
     pairs = zip(expected["digests"], got["digests"], strict=False)

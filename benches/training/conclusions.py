@@ -1,4 +1,4 @@
-"""What runs say: a row for each contender, and whether it is what it must be."""
+"""Conclusions from runs: a row for each contender, and whether it is what it must be."""
 
 import statistics
 
@@ -97,7 +97,7 @@ def tables(runs):
 
 
 def misses(row):
-    """What of it falls short, in words. Others are shown, and nothing is asked of them."""
+    """Describes the figures of a row that fall short. Others are shown, and nothing is asked of them."""
     contender = next(each for each in CONTENDERS if each.name == row["contender"])
     if not contender.is_ours:
         return
@@ -121,7 +121,7 @@ def text(row):
 
 
 def choose(tried):
-    """Of settings that were tried: the fastest, and the fastest of those that do with little memory."""
+    """Chooses from settings that were tried: the fastest, and the fastest of those that do with little memory."""
     least = min(each["peak_bytes"] for each in tried)
     lean = [each for each in tried if each["peak_bytes"] <= LITTLE * least]
 

@@ -1,4 +1,4 @@
-"""Who trains: one entry each. What an entry needs and is not there is skipped, with the reason."""
+"""Contenders: one entry each. What an entry needs and is not there is skipped, with the reason."""
 
 from dataclasses import dataclass, field
 

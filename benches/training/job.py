@@ -1,4 +1,4 @@
-"""What every contender trains: the demo's GPT, larger, with few tokens a step, so that bytes count beside kernels."""
+"""Job of every contender: the demo's GPT, larger, with few tokens a step, so that bytes count beside kernels."""
 
 import pathlib
 import sys
@@ -17,7 +17,7 @@ gpt.WIDTH, gpt.LAYERS, gpt.HEADS, gpt.BATCH = WIDTH, LAYERS, WIDTH // 64, BATCH
 
 
 def model():
-    """The same weights for everybody."""
+    """Makes the model, with the same weights for all contenders."""
     torch.manual_seed(SEED)
     return gpt.GPT()
 

@@ -9,7 +9,7 @@ import torch
 
 @contextlib.contextmanager
 def variables():
-    """Those that a launcher sets."""
+    """Sets the variables that a launcher sets."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -26,11 +26,11 @@ ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 class Lacking(Exception):
-    """It cannot run here, and why."""
+    """Error of a contender that cannot run here, with the reason."""
 
 
 class Runner(contextlib.ExitStack):
-    """What all runs of one call share: the devices, and which of ZeRO-Infinity's settings take part."""
+    """Resources that all runs of one call share: the devices, and which of ZeRO-Infinity's settings take part."""
 
     def __init__(self, arguments, environment, store):
         super().__init__()
@@ -68,7 +68,7 @@ class Runner(contextlib.ExitStack):
         return conclusions.choose(self.store.tried(micro_batches, kind))
 
     def process(self, way, settings, micro_batches, kind, steps):
-        """What one process told."""
+        """Runs one process, and returns its report."""
         options = {"way": way, "steps": steps, "micro_batches": micro_batches, "threads": self.arguments.threads}
         variables = {"OMP_NUM_THREADS": str(self.arguments.threads), **ENVIRONMENT}
         if kind:
@@ -115,7 +115,7 @@ class Runner(contextlib.ExitStack):
 
 
 def empty(folder):
-    """What a process left is of no use to the next."""
+    """Empties a folder of files that a process left."""
     for entry in folder.iterdir():
         if entry.name == "lost+found":
             continue

@@ -1,4 +1,4 @@
-"""What `make compare-training` concludes from runs, without running any."""
+"""Tests of the conclusions of `make compare-training` from runs, without running any."""
 
 import json
 import pathlib

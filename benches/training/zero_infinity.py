@@ -45,7 +45,7 @@ def configuration(tried, folder, micro_batches):
 
 
 def load():
-    """Imports it, and builds what it compiles: async_io and its Adam."""
+    """Imports DeepSpeed, and builds what it compiles: async_io and its Adam."""
     os.environ["DS_ACCELERATOR"] = "cpu"
     # The compiler's driver lies beside the interpreter.
     os.environ["PATH"] = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"

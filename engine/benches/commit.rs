@@ -1,4 +1,4 @@
-//! What commits gain by waiting together.
+//! Gain of commits that wait together.
 //!
 //! ```text
 //! cargo bench -p tidelog-engine --bench commit [directory]
@@ -19,7 +19,7 @@ use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::{Batch, Commit, FormatOptions, OpenOptions, Pool, PutOptions};
 use tidelog_engine::units::ByteCount;
 
-/// In each turn, shared among the committers.
+/// Commits in each turn, shared among the committers.
 const COMMITS: usize = 256;
 const TURNS: usize = 9;
 const TENSOR_BYTES: usize = 4096;

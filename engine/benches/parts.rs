@@ -1,4 +1,4 @@
-//! What the parts cost, each alone: `cargo bench -p tidelog-engine --bench parts`.
+//! Costs of the parts, each alone: `cargo bench -p tidelog-engine --bench parts`.
 
 use std::hint::black_box;
 

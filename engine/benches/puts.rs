@@ -35,7 +35,7 @@ const ROUNDS: usize = 9;
 struct Caller {
     pool: Pool,
     queue: CompletionQueue,
-    /// Of each slot: what is in flight there, and a buffer that no operation has just now.
+    /// Operation in flight of each slot, and a buffer while none is.
     tickets: Vec<Option<Ticket>>,
     buffers: Vec<Option<DmaBuffer>>,
     /// Slots with nothing in flight.

@@ -26,7 +26,7 @@ use tidelog_engine::units::ByteCount;
 
 /// Bytes a second of several ranks together, of those of one rank: at least.
 const TOGETHER: f64 = 0.95;
-/// How much less than the mean of all ranks one of them may get.
+/// Largest share of the mean by which one rank may fall behind it.
 const APART: f64 = 0.10;
 const RANKS: [usize; 3] = [1, 2, 4];
 const BYTES: usize = 1 << 20;
@@ -40,7 +40,7 @@ const DEVICES: usize = 8;
 const DEVICE_SIZE: ByteCount = ByteCount::mib(64);
 const ROUND: Duration = Duration::from_secs(3);
 const ROUNDS: usize = 5;
-/// What a process that only copies memory has instead of a pool.
+/// Argument in place of a pool, for a process that only copies memory.
 const COPIES: &str = "copies";
 /// An operation that takes longer never ends.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -130,7 +130,7 @@ fn show(what: &str, at: usize, rounds: &[Vec<Vec<Rates>>]) -> bool {
 /// Bytes a second of writes, and of reads.
 type Rates = [f64; 2];
 
-/// Lets so many ranks write and read at the same time.
+/// Lets `ranks` ranks write and read at the same time.
 fn run(ranks: usize, folder: &Path) -> Result<Vec<Rates>, Box<dyn Error>> {
     let program = std::env::current_exe()?;
     let start = |share: usize| {
@@ -207,7 +207,7 @@ fn be_a_rank(share: &str, ranks: &str, folder: &Path) -> Result<(), Box<dyn Erro
     Ok(())
 }
 
-/// As a rank does, but what it moves never leaves its own memory.
+/// Moves as many bytes as a rank does, within its own memory.
 fn copy_memory() -> Result<(), Box<dyn Error>> {
     let bytes = TENSORS as usize * BYTES;
     let (from, mut to) = (vec![1_u8; bytes], vec![0_u8; bytes]);
@@ -227,7 +227,7 @@ fn copy_memory() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Bytes a second, of so many pieces since then.
+/// Returns bytes a second, of `pieces` pieces since `begun`.
 fn rate(pieces: u32, begun: Instant) -> f64 {
     f64::from(pieces) * f64::from(BYTES as u32) / begun.elapsed().as_secs_f64()
 }
@@ -237,7 +237,7 @@ type Started = Result<Ticket, Box<dyn Error>>;
 struct Rank {
     pool: Pool,
     queue: CompletionQueue,
-    /// Those that no operation has just now.
+    /// Buffers that no operation uses.
     buffers: Vec<DmaBuffer>,
     tensors: u32,
     turn: u64,

@@ -1,4 +1,4 @@
-//! What reclamation costs: bytes written to the devices for each byte that was put.
+//! Cost of reclamation: bytes written to the devices for each byte that was put.
 //!
 //! ```text
 //! cargo bench -p tidelog-engine --bench reclamation
@@ -29,7 +29,7 @@ const TENSOR_BLOCKS_MAX: u64 = 16;
 const FULL_PERCENT: u64 = 80;
 const OVERWRITES: u64 = 10;
 const WRONG_HINTS_PERCENT: u64 = 10;
-/// In units of time.
+/// Lifetimes of tensors, in units of time.
 const LIFETIMES: [u64; 4] = [1, 10, 100, 1000];
 /// The lane that a hinted lifetime goes to.
 const CLASSES: [LifetimeClass; 4] = [
@@ -44,7 +44,7 @@ const EMPTY_PERCENT: u64 = 10;
 const DEPTH: usize = 32;
 const TURNS: usize = 41;
 const TURN_BYTES: u64 = 32 << 20;
-/// What lanes must reach with some hints wrong.
+/// Write amplification that lanes must reach with some hints wrong.
 const TARGET: f64 = 1.3;
 
 fn main() {
@@ -87,7 +87,7 @@ fn main() {
 enum Hints {
     /// All tensors look alike.
     None,
-    /// So many of a hundred are wrong.
+    /// Hints of which this percentage is wrong.
     Wrong(u64),
 }
 
@@ -128,9 +128,9 @@ struct Churn {
     /// Bytes that are written in a unit of time.
     unit: u64,
     random: Random,
-    /// By when they die, counted in bytes written.
+    /// Tensors by the time of their death, counted in bytes written.
     deaths: BinaryHeap<Reverse<(u64, u64)>>,
-    /// So many puts may be under way.
+    /// The largest number of puts in flight.
     depth: usize,
     in_flight: VecDeque<Ticket>,
     written: u64,
@@ -156,7 +156,7 @@ impl Churn {
         }
     }
 
-    /// Until the oldest tensors die.
+    /// Puts tensors until the oldest ones die.
     fn fill(&mut self) {
         self.write(self.unit * LIFETIMES[3]);
     }
@@ -230,7 +230,7 @@ fn throughput(hints: Hints) -> Throughput {
 
 struct Throughput {
     amplification: f64,
-    /// Of what the pool that reclaims nothing takes.
+    /// Share of the time that the pool that reclaims nothing takes.
     of_empty: f64,
 }
 

@@ -1,5 +1,4 @@
-//! What one device that does not answer costs the others: `cargo bench -p tidelog-engine --bench
-//! stall`.
+//! Cost of one silent device to the others: `cargo bench -p tidelog-engine --bench stall`.
 //!
 //! Three simulated disks, 256 KiB pieces. Two of them are written as fast as can be and read
 //! urgently for ten seconds; in every other round the third, which is written as well, does not
@@ -20,11 +19,11 @@ use tidelog_engine::units::{ByteCount, DeviceIndex};
 
 const LEAST: f64 = 0.9;
 const MOST: f64 = 2.0;
-/// How long the third device does not respond, in seconds.
+/// Time for which the third device does not respond, in seconds.
 const ROUND: u64 = 10;
 /// Rounds without and with it, in turn. Odd, as the median counts.
 const PAIRS: u64 = 3;
-/// Until allocator and caches are warm.
+/// Time until allocator and caches are warm.
 const WARM_UP: Duration = Duration::from_secs(1);
 const CHUNK: u64 = 256 << 10;
 const DISK: ByteCount = ByteCount::mib(64);
@@ -43,7 +42,7 @@ struct Measured {
     rate: f64,
     /// Bytes in a second of processor time, which others who use the machine change less.
     of_processor: f64,
-    /// Of an urgent read.
+    /// The latency of an urgent read, 99th percentile.
     p99: Duration,
 }
 
@@ -114,7 +113,7 @@ fn wait(tickets: &[Ticket]) {
     }
 }
 
-/// How long this process's threads have run.
+/// Returns the processor time of this process's threads.
 fn ran() -> Duration {
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let of_task = |task: DirEntry| {

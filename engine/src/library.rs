@@ -3,9 +3,9 @@
 /// A library with error numbers of its own.
 #[derive(Debug)]
 pub struct ErrorLibrary {
-    /// What it is called.
+    /// Name of the library.
     pub name: &'static str,
-    /// Its name for one of its numbers.
+    /// Function that names one of the library's numbers.
     pub describe: fn(i32) -> &'static str,
 }
 

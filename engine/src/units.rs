@@ -77,7 +77,7 @@ impl fmt::Display for DeviceIndex {
 pub struct DeviceSet(u64);
 
 impl DeviceSet {
-    /// Whether this device is one of them.
+    /// Returns whether this device is one of them.
     pub const fn contains(self, device: DeviceIndex) -> bool {
         self.0 & (1 << device.0) != 0
     }

@@ -1,4 +1,4 @@
-//! What an operation allocates, counted: alone in its process and without the test harness, whose
+//! Allocations of an operation, counted: alone in its process and without the test harness, whose
 //! thread allocates too.
 #![allow(unsafe_code)]
 
@@ -37,7 +37,8 @@ static COUNTING: Counting = Counting;
 
 const OPERATIONS: u64 = 2000;
 const DISK: ByteCount = ByteCount::mib(32);
-/// More puts than the disk has blocks: it takes memory for each when that is first written.
+/// Number of puts, more than the disk has blocks: it takes memory for each when that is first
+/// written.
 const WARM_UP: u64 = 2 * DISK.0 / BYTES as u64;
 const TENSORS: u64 = 64;
 const BYTES: usize = 4096;
@@ -98,7 +99,7 @@ impl Caller {
     }
 }
 
-/// With checksums, and on the reactor's thread and in the simulated disk as well as here.
+/// Counts with checksums, and on the reactor's thread and in the simulated disk as well as here.
 fn main() {
     let pool = pool();
     let kept = Some(pool.buffer(BYTES).unwrap().expect("there is room"));

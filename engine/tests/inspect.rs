@@ -31,7 +31,7 @@ fn put_two(pool: &Pool) {
     batch.commit().unwrap();
 }
 
-/// What [`pool`] makes, as a process leaves it that is killed.
+/// Makes a pool, as [`pool`] does, and leaves it like a process that is killed.
 fn killed_pool(directory: &Directory) -> (Vec<DeviceSpec>, Geometry) {
     let specs = directory.devices();
     let geometry = Pool::format(&specs, &small()).unwrap().geometry;

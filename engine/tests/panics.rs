@@ -1,4 +1,4 @@
-//! What is left locked when a data path panics.
+//! Locks that a panicking data path leaves behind.
 #![allow(unsafe_code)]
 
 #[expect(dead_code, reason = "other tests want more of it")]

@@ -19,7 +19,7 @@ use tidelog_engine::pool::{FormatError, FormatOptions, OpenError, OpenOptions, P
 const CHILD: &str = "TIDELOG_TEST_CHILD";
 /// Tells a child the number of its first commit.
 const NEXT: &str = "TIDELOG_TEST_NEXT";
-/// What a child says on its standard output, among what the test harness says.
+/// Prefix of a child's lines on its standard output, among what the test harness says.
 const SAYS: &str = "child: ";
 
 fn child_directory() -> Option<PathBuf> {
@@ -30,7 +30,7 @@ fn say(what: impl std::fmt::Display) {
     println!("\n{SAYS}{what}");
 }
 
-/// This test again, as another process, and its lines.
+/// Child process that runs this test, and its lines.
 struct Other {
     child: Child,
     lines: std::io::Lines<BufReader<ChildStdout>>,
@@ -116,7 +116,7 @@ fn a_held_share_is_refused_naming_its_holder_until_that_is_killed() {
 struct Idle(i32);
 
 impl Idle {
-    /// One that is forked by the C library, which has its say in it, or by the kernel alone.
+    /// Forks a child by the C library, which has its say in it, or by the kernel alone.
     fn fork(by_the_kernel: bool) -> Self {
         // SAFETY: the child waits to be ended, and does nothing.
         let process = unsafe {

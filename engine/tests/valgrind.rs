@@ -1,5 +1,5 @@
-//! Under valgrind, a thread that waits in `io_uring_enter` keeps all others waiting: pools take
-//! another data path there, and say why.
+//! Data path under valgrind: a thread that waits in `io_uring_enter` keeps all others waiting:
+//! pools take another data path there, and say why.
 
 use std::io::Write;
 use std::process::{Command, ExitCode};

@@ -13,7 +13,7 @@ use crate::checksum::Checksums;
 use crate::cuda::{CUDA, CudaError, DevicePointer, Event, Gpu, Stream};
 use crate::gdr::RemoteWrites;
 
-/// What a stream does for one copy, in the order of the steps.
+/// Sequence of steps that a stream takes for one copy.
 pub(crate) struct CopySequence<'a, Pieces, Checksum> {
     pub(crate) direction: GpuDirection,
     /// Step 1: what must have happened before the memory is touched.
@@ -36,7 +36,7 @@ where
     Pieces: IntoIterator<Item = (ChunkPlace, usize)>,
     Checksum: FnOnce(&Stream) -> Result<(), CudaError>,
 {
-    /// Puts it into a stream. If that fails, nothing of it is under way.
+    /// Puts the sequence of steps into a stream. If that fails, nothing of it is under way.
     ///
     /// # Safety
     /// Until `done` has happened all memory that it names is allocated, and both events are open.
@@ -94,11 +94,11 @@ pub(crate) struct StreamCopies {
     gpu: Arc<Gpu>,
     fills: Stream,
     drains: Stream,
-    /// For each slot, what happens behind its copy.
+    /// Events behind the copy of each slot.
     done: Vec<Event>,
-    /// Or why the GPU takes none.
+    /// Checksums of the GPU, or the reason why it takes none.
     checksums: Result<Checksums, CudaError>,
-    /// How the GPU comes to see what devices have written to a chunk, where no library sees to
+    /// Means by which the GPU sees what devices have written to a chunk, where no library sees to
     /// that.
     remote_writes: Option<RemoteWrites>,
 }
@@ -115,18 +115,18 @@ impl StreamCopies {
         })
     }
 
-    /// The same, for chunks in a window, of which nobody but the GPU can take checksums.
+    /// Opens the copies for chunks in a window, of which nobody but the GPU can take checksums.
     pub(crate) fn in_window(gpu: &Arc<Gpu>, slots: u32) -> Result<Self, CudaError> {
         let copies = Self::new(gpu, slots)?;
         copies.why_no_checksums().map_or(Ok(copies), Err)
     }
 
-    /// The same, for chunks that devices write without cuFile.
+    /// Adds the means for chunks that devices write without cuFile.
     pub(crate) fn behind(self, remote_writes: RemoteWrites) -> Self {
         Self { remote_writes: Some(remote_writes), ..self }
     }
 
-    /// Why the GPU takes no checksums, if it takes none.
+    /// Returns the reason why the GPU takes no checksums, if it takes none.
     pub(crate) fn why_no_checksums(&self) -> Option<CudaError> {
         self.checksums.as_ref().err().copied()
     }

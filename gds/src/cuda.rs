@@ -33,11 +33,11 @@ pub static CUDA: ErrorLibrary = ErrorLibrary { name: "CUDA", describe: name_of }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("CUDA could not {what}: error {code} ({name})")]
 pub struct CudaError {
-    /// What was asked of it.
+    /// Call that failed.
     pub what: &'static str,
-    /// Its number.
+    /// The number.
     pub code: i32,
-    /// Its name for the number.
+    /// The name for the number.
     pub name: &'static str,
 }
 
@@ -50,7 +50,7 @@ impl CudaError {
     }
 }
 
-/// There is no GPU to work with.
+/// Error of a machine without a usable GPU.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CudaUnavailable {
     /// The driver's library is not installed.
@@ -61,18 +61,18 @@ pub enum CudaUnavailable {
     /// The library is there and does not work.
     #[error(transparent)]
     Driver(#[from] CudaError),
-    /// What was found is not the driver's library, and hides it.
+    /// The library that was found is not the driver's, and hides it.
     #[error(
         "libcuda.so is the stub that CUDA's toolkit has for linking; the driver's own library is libcuda.so.1: take the \
          folder of the stub (lib64/stubs) out of LD_LIBRARY_PATH"
     )]
     Stub,
-    /// It works and has no such GPU.
+    /// The driver works and has no such GPU.
     #[error("there is no GPU {ordinal}; CUDA shows {count} (CUDA_VISIBLE_DEVICES hides others)")]
     NoGpu {
-        /// Which one was asked for.
+        /// Index of the requested GPU.
         ordinal: i32,
-        /// How many there are.
+        /// Number of GPUs.
         count: i32,
     },
 }
@@ -129,17 +129,18 @@ impl Gpu {
         Ok(Arc::new(Self { device, context, ordinal, name, pci_address }))
     }
 
-    /// Makes the GPU the one that calls of this thread mean, until what is answered goes.
+    /// Makes this GPU current on this thread until the guard drops.
     pub fn enter(&self) -> Result<Entered<'_>, CudaError> {
         Entered::new(self)
     }
 
-    /// The same for good, on a thread of our own: what it does then need not come and go.
+    /// Makes the GPU current for good, on a thread of our own: what it does then need not come and
+    /// go.
     pub fn stay(&self) -> Result<(), CudaError> {
         context::stay(self.context)
     }
 
-    /// What the driver says of the device.
+    /// Returns an attribute of the device.
     pub(crate) fn attribute(
         &self,
         attribute: sys::CUdevice_attribute,
@@ -153,12 +154,12 @@ impl Gpu {
         self.ordinal
     }
 
-    /// Its maker's name for it.
+    /// Returns the product name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Where it is, as in `0000:3b:00.0`.
+    /// Returns the PCI address, such as `0000:3b:00.0`.
     pub fn pci_address(&self) -> &str {
         &self.pci_address
     }

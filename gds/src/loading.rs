@@ -20,9 +20,9 @@ pub(crate) struct Loaded {
 pub struct Missing {
     /// The file.
     pub library: String,
-    /// What it lacks.
+    /// Function that the library lacks.
     pub symbol: &'static str,
-    /// What would help.
+    /// Advice on the missing function.
     pub advice: &'static str,
 }
 
@@ -56,7 +56,7 @@ fn said(path: &Path, error: &libloading::Error) -> String {
     if text.contains(&name) { text } else { format!("{name}: {text}") }
 }
 
-/// Which of these files are in a folder.
+/// Returns the names of these files that are in a folder.
 pub(crate) fn present<'a>(
     folder: &Path,
     names: &'a [&str],
@@ -65,7 +65,7 @@ pub(crate) fn present<'a>(
     names.iter().map(move |name| folder.join(name)).filter(|path| path.exists())
 }
 
-/// What is in a folder, in order.
+/// Returns the entries of a folder, in order.
 pub(crate) fn children(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();

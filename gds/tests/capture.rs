@@ -40,7 +40,7 @@ impl<'a> Capture<'a> {
         Self { fake, stream }
     }
 
-    /// What CUDA says of the graph.
+    /// Returns the result of ending the capture.
     fn end(self) -> c_int {
         type End = unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int;
         let mut graph = ptr::null_mut();
@@ -103,7 +103,7 @@ fn what_is_unsafe_spoils_a_capture() {
     assert_eq!(capture.end(), INVALIDATED);
 }
 
-/// While tensors move no call waits for the GPU by itself: an op beside them would be held up.
+/// Checks that no call waits for the GPU by itself: an op beside them would be held up.
 #[test]
 fn no_call_of_a_transfer_waits_for_the_gpu_by_itself() {
     for (seed, way) in WAYS.into_iter().enumerate() {

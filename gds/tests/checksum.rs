@@ -1,4 +1,4 @@
-//! What launches the checksum kernel, on a GPU that computes it its own way: the source of the
+//! Tests of launching the checksum kernel, on a GPU that computes it its own way: the source of the
 //! kernel has tests beside it.
 
 mod common;

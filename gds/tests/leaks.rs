@@ -1,4 +1,4 @@
-//! What is leaked on purpose, in a process of its own: there, nobody counts what is given back.
+//! Leaks on purpose, in a process of its own: there, nobody counts what is given back.
 #![allow(unsafe_code)]
 
 mod common;
@@ -68,8 +68,8 @@ fn where_the_gpu_failed_for_good_each_request_says_how() {
     }
 }
 
-/// As cuFile is free to do, and `KvikIO`'s example has it: `GetStatus` tells of nothing after a
-/// cancel.
+/// Checks a batch that reports nothing after a cancel, as cuFile is free to do, and `KvikIO`'s
+/// example has it: `GetStatus` tells of nothing after a cancel.
 #[test]
 fn what_cufile_tells_nothing_of_after_a_cancel_ends_as_cancelled_and_its_memory_is_lost() {
     let fake = FakeGpu::start(9, 0);
@@ -132,7 +132,7 @@ fn a_batch_that_is_submitted_in_part_fails_as_a_whole_and_loses_what_nobody_tell
     }
 }
 
-/// How every request ended.
+/// Returns the results of all requests.
 fn finish_within(queue: &mut CuFileQueue, most: Duration) -> Vec<Result<(), Status>> {
     let (begun, mut ends) = (Instant::now(), Vec::new());
     while queue.in_flight() > 0 {

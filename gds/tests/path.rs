@@ -43,7 +43,7 @@ fn open(fake: &FakeGpu, devices: Vec<Device>) -> Box<dyn DataPath> {
     provider.open(8).unwrap().path
 }
 
-/// The same, which moves the memory of the fake's GPU.
+/// Makes a path that moves the memory of the fake's GPU.
 fn reaching(fake: &FakeGpu, devices: Vec<Device>) -> Box<dyn DataPath> {
     let mut path = open(fake, devices);
     let reached = path.reach_gpu(&StagedGpu(fake.gpu()), WINDOW).unwrap();
@@ -56,7 +56,7 @@ fn tensor(fake: &FakeGpu, byte: u8) -> DeviceMemory {
     common::tensors::on_gpu(fake, &vec![byte; 8 * BLOCK as usize])
 }
 
-/// So many blocks of it.
+/// Returns a slice of `blocks` blocks.
 fn part_of(tensor: &DeviceMemory, blocks: u64) -> GpuSlice {
     common::on_gpu(tensor.base(), (blocks * BLOCK) as usize, None)
 }
@@ -72,7 +72,7 @@ fn run(path: &mut dyn DataPath, extent: Extent, action: Action) -> Completion {
     completions.remove(0)
 }
 
-/// Why a path does not open, or does not reach the fake's GPU.
+/// Returns the reason why a path does not open, or does not reach the fake's GPU.
 fn refusal(options: GdsOptions) -> String {
     let directory = Directory::new("gds-refusal").unwrap();
     let device = device(directory.path(), "a", 16 * BLOCK);
@@ -285,8 +285,8 @@ fn callers_threads_stay_with_the_gpu_that_they_are_with() {
     fake.assert_lawful();
 }
 
-/// Where no context is current `cuFileDriverOpen` and `cuFileBatchIOSetUp` fail, and the first
-/// leaves its thread in none.
+/// Checks that cuFile is opened in a current context: without one, `cuFileDriverOpen` and
+/// `cuFileBatchIOSetUp` fail, and the first leaves its thread in none.
 #[test]
 fn cufile_is_opened_in_the_gpus_context_which_the_thread_gives_back() {
     let fake = FakeGpu::start(1, 0);

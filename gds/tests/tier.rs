@@ -331,7 +331,7 @@ fn memory_is_used_again_without_the_host_where_that_is_ordered() {
     }
 }
 
-/// What is launched on a stream before something that does not end, and after.
+/// Launches on a stream before something that does not end, and after.
 struct Late {
     kernels: Stream,
     before: Event,

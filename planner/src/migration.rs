@@ -1,10 +1,10 @@
-//! What plans, the residency machine, the simulator and the report all say of a migration.
+//! Terms of a migration, common to plans, the residency machine, the simulator and the report.
 
 use crate::trace::PlanStorage;
 use crate::units::{Bytes, Nanos, OpIndex};
 use serde::{Deserialize, Serialize};
 
-/// Where evicted bytes go.
+/// Destination of evicted bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Target {
@@ -14,14 +14,13 @@ pub enum Target {
     Host,
 }
 
-/// Which way a migration goes. A plan file names it by what the row does.
+/// Direction of a migration. A plan file names it by what the row does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum MigrationDirection {
-    /// Out of memory: an eviction. The memory is free once a valid copy is complete.
+    /// Eviction, out of memory. The memory is free once a valid copy is complete.
     #[serde(rename = "evict")]
     Out,
-    /// Back into memory: a fetch, or a prefetch where a plan begins it. The memory is taken from
-    /// the start.
+    /// Fetch, or a prefetch where a plan begins it. The memory is taken from the start.
     #[serde(rename = "prefetch")]
     In,
 }
@@ -35,19 +34,20 @@ pub struct Migration<S = PlanStorage> {
     /// The op before which it is complete. Smaller than `start` where it lies in the next
     /// iteration.
     pub deadline: OpIndex,
-    /// Out or in.
+    /// Direction of the migration.
     pub direction: MigrationDirection,
-    /// Where to, or where from.
+    /// Tier of the other end.
     pub target: Target,
-    /// Whose memory.
+    /// Storage that moves.
     pub storage: S,
-    /// Whether the op at the deadline waits until an eviction is complete, though it has room: one
+    /// True if the op at the deadline waits until an eviction is complete, though it has room: one
     /// that begins as soon as it can may see only at its end that memory is free.
     pub awaited: bool,
 }
 
 impl Migration {
-    /// One whose ops count on into the next iteration: of `ops` ops, the next one's first is `ops`.
+    /// Makes a migration whose ops count on into the next iteration: of `ops` ops, the next one's
+    /// first is `ops`.
     pub(crate) fn unrolled(
         storage: PlanStorage,
         (direction, target): (MigrationDirection, Target),
@@ -58,24 +58,24 @@ impl Migration {
         Self { start, deadline, direction, target, storage, awaited: false }
     }
 
-    /// The same, and the op that it begins before waits for it.
+    /// Makes the op that it begins before wait for it.
     pub(crate) fn awaited_at_once(self) -> Self {
         Self { deadline: self.start, awaited: true, ..self }
     }
 }
 
-/// How a transfer ended.
+/// End of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ending {
-    /// It moved its bytes.
+    /// The transfer moved its bytes.
     Moved,
     /// The copy in the log was still good: nothing was written.
     Clean,
-    /// It was cancelled.
+    /// The transfer was cancelled.
     Cancelled,
-    /// It failed.
+    /// The transfer failed.
     Failed,
-    /// It was still under way when the step ended; the next step counts it.
+    /// The transfer was still in flight when the step ended; the next step counts it.
     UnderWay,
 }
 

@@ -45,7 +45,7 @@ impl Bandwidth {
 pub struct ByteRange {
     /// The first of them, counted from the storage's beginning.
     pub begin: Bytes,
-    /// How many there are.
+    /// Number of bytes.
     pub length: Bytes,
 }
 

@@ -34,7 +34,7 @@ RUNS = {"gpt-8": Gpt(8), "gpt-32": Gpt(32), "llama3-8b-layers": None}
 
 
 class HookRecorder(recorder.Recorder):
-    """Also records calls that launch no kernel: views, and ops on the CPU's scalars (AdamW counts its steps). What
+    """Records also calls that launch no kernel: views, and ops on the CPU's scalars (AdamW counts its steps). What
     `carried` names is made in one step and dies in the next.
     """
 
@@ -58,11 +58,13 @@ class HookRecorder(recorder.Recorder):
         return result
 
     def carry(self, named):
-        """These were made in the step before; the recorded one makes others under the same names."""
+        """Carries tensors that were made in the step before; the recorded one makes others under the same names."""
         self._carried = {id(self._of(tensor.untyped_storage())): name for name, tensor in named}
 
     def carried(self, named):
-        """What the recorded step has made, which dies in the next one when what was carried died in this one."""
+        """Records the deaths of tensors that the recorded step has made: each dies in the next step when the one that
+        was carried died in this one.
+        """
         for name, tensor in named:
             death = {"storage": self._of(tensor.untyped_storage()).index, "previous": True}
             self._ops[self._ends[name]].deaths.append(death)
@@ -78,7 +80,7 @@ class HookRecorder(recorder.Recorder):
 
 
 def efficient_attention(query, key, value, is_causal):
-    """What a GPU takes for fp32; on meta tensors torch would choose the one that stores all scores."""
+    """Attention as a GPU computes it for fp32; on meta tensors torch would choose the one that stores all scores."""
     scaled = torch.ops.aten._scaled_dot_product_efficient_attention
     return scaled(query, key, value, None, query.requires_grad, 0.0, is_causal)[0]
 

@@ -105,7 +105,7 @@ def _date(result):
 
 
 def machine():
-    """This machine, in the words of the files."""
+    """Describes this machine, in the words of the files."""
     processor = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     memory = re.search(r"^MemTotal:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
     return {
@@ -138,7 +138,7 @@ def _shortened(ratios, names):
 
 
 def of_demo(document):
-    """All of it."""
+    """Returns all figures of a document."""
     return [{"case": "demo", **document}]
 
 
@@ -227,7 +227,7 @@ def table(head, rows):
 
 
 def headline():
-    """What a visitor wants to know first."""
+    """Returns the rows that a visitor reads first."""
     demo, compared, fits = results("demo")["demo"], results("compare"), results("fit").values()
     slower = demo["offloaded"]["seconds_per_step"] / demo["plain"]["seconds_per_step"]
     bits = "the same bits" if demo["same_bits"] else "OTHER BITS"
@@ -335,7 +335,7 @@ def training():
 
 
 def fit():
-    """What `tidelog fit` expects of steps, beside the steps."""
+    """Returns the steps that `tidelog fit` expects, beside the measured ones."""
     rows = []
     for name, result in results("fit").items():
         expected, measured = result["expected_seconds"], result["measured_seconds"]
@@ -396,7 +396,7 @@ def _remark(result):
 
 
 def models_together():
-    """How many programs of each kind have the same bits, and what their steps cost."""
+    """Returns the number of programs with the same bits, by kind, and the cost of their steps."""
     kinds = {}
     for each in results("models").values():
         kinds.setdefault(each["kind"], {}).setdefault(each["way"], []).append(each)

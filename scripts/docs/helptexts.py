@@ -1,4 +1,4 @@
-"""What each tool says of itself: the `--help` of the tool and of each of its commands."""
+"""Help texts of each tool: the `--help` of the tool and of each of its commands."""
 
 import os
 import re
@@ -28,7 +28,7 @@ class Help(NamedTuple):
 
 
 def helps(tool, columns=100):
-    """The help of a tool, then those of its commands, wrapped at so many columns where the tool lets us."""
+    """The help of a tool, then those of its commands, wrapped at `columns` columns where the tool lets us."""
     first = _said(columns, tool)
     yield Help((tool,), first)
     for command in _commands(first):

@@ -58,7 +58,9 @@ class Page:
                 self._add_anchor("".join(child.content for child in token.children))
 
     def _add_anchor(self, title):
-        """As GitHub makes it: letters, numbers, - and _ stay; a title that stands twice gets a number."""
+        """Adds the anchor of a title as GitHub makes it: letters, numbers, - and _ stay; a title that stands twice gets
+        a number.
+        """
         anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
         number, chosen = 0, anchor
         while chosen in self.anchors:

@@ -60,7 +60,7 @@ def version():
 
 
 def _paragraph_after_usage(text):
-    """What a tool is for: the first paragraph that is no usage."""
+    """Returns the purpose of a tool: the first paragraph that is no usage."""
     paragraphs = [part for part in re.split(r"\n\s*\n", text.strip()) if not part.lower().startswith("usage:")]
     return re.split(r"(?<=\w)\. ", " ".join(paragraphs[0].split()))[0].rstrip(".")
 
@@ -143,7 +143,7 @@ def _entries(block):
 
 
 def _text(line):
-    """Nothing in it is an instruction to roff."""
+    """Escapes a line, so that nothing in it is an instruction to roff."""
     line = line.replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{line}" if line.startswith((".", "'")) else line
 

@@ -8,6 +8,7 @@ import sys
 
 import figures
 import links
+import questions
 import reference
 
 RIGHT = {
@@ -29,6 +30,19 @@ WRONG = (
 )
 
 
+ASKED = {
+    "README.md": "# A\n\n[map](docs/map.md)\n",
+    "docs/map.md": "# Map\n\n[b](b.md)\n",
+    "docs/b.md": "# B\n\n## Why\n\nBecause.\n\n## How\n\nSo.\n",
+}
+QUESTION = questions.Question("Why?", "docs/b.md", "Why", ("because",))
+UNANSWERED = (
+    ("README.md", "(docs/map.md)", "(docs/b.mdx)", "more than 2 clicks"),
+    ("docs/b.md", "Why", "What", "has no heading 'Why'"),
+    ("docs/b.md", "Because", "For", "says nothing of 'because'"),
+)
+
+
 def findings(texts):
     return list(links.broken_inside({path: links.Page(text) for path, text in texts.items()}, FILES))
 
@@ -41,6 +55,12 @@ def blind():
         found = findings({**RIGHT, path: RIGHT[path].replace(before, after)})
         if not any(sentence in finding for finding in found):
             yield f"links: {after!r} in {path}: found {found}"
+    if found := list(questions.unanswered(ASKED, [QUESTION])):
+        yield f"questions: nothing is wrong, but: {found}"
+    for path, before, after, sentence in UNANSWERED:
+        found = list(questions.unanswered({**ASKED, path: ASKED[path].replace(before, after)}, [QUESTION]))
+        if not any(sentence in finding for finding in found):
+            yield f"questions: {after!r} in {path}: found {found}"
     for name in figures.TABLES:
         right = f"<!-- figures: {name} -->\n{figures.TABLES[name]()}<!-- end of figures -->\n"
         digit = next(at for at in reversed(range(len(right))) if right[at].isdigit())

@@ -36,7 +36,7 @@ def tool_page(tool):
 
 
 def python_page():
-    """What `import tidelog` gives."""
+    """Returns the page of the names that `import tidelog` gives."""
     sys.path.insert(0, str(PACKAGE))
     import tidelog
 

@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from mkdocs.exceptions import PluginError
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -41,12 +42,21 @@ def on_files(files, config):
     return files
 
 
+@event_priority(-200)  # behind the plugins that write the index of the search
 def on_post_build(config):
-    """Looks at the site as a browser does: each link leads to a file of it, and no page loads anything from the net."""
+    """Looks at the site as a browser does: each link leads to a file of it, no page loads anything from the net, and the
+    search has what it needs where the site is read from a folder.
+    """
     site, wrong = Path(config.site_dir), []
+    if not (site / "search" / "search_index.js").is_file():
+        wrong.append("search/search_index.js: the index is not there as a script, which a folder needs")
     for path in site.rglob("*.html"):
         page = _Page()
         page.feed(path.read_text())
+        if not any(link.endswith("iframe-worker.js") for link in page.loads):
+            wrong.append(
+                f"{path.relative_to(site)}: does not load iframe-worker.js, which the search needs in a folder"
+            )
         loaded = [link for link in page.loads if re.match(r"(https?:)?//", link)]
         wrong += [f"{path.relative_to(site)}: loads {link} from the net" for link in loaded]
         if path.name == "404.html":
@@ -60,7 +70,7 @@ def on_post_build(config):
 
 
 class _Page(HTMLParser):
-    """What a page loads, and where its links lead."""
+    """Resources that a page loads, and targets of its links."""
 
     def __init__(self):
         super().__init__()

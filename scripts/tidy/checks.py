@@ -1,4 +1,4 @@
-"""The rules that `make lint` holds the source to. Each takes a tree (path -> text) and yields what breaks it."""
+"""Rules of `make lint` for the source. Each takes a tree (path -> text) and yields what breaks it."""
 
 import re
 from typing import NamedTuple
@@ -6,6 +6,7 @@ from typing import NamedTuple
 import known
 import python
 import rust
+import summaries
 
 # Comments are as wide as code: rustfmt keeps Rust at 100 columns, ruff Python at 120.
 RUST_COMMENT_COLUMNS = 100
@@ -56,7 +57,7 @@ def widths_of_source(path, text):
 
 
 def comment_mark(path):
-    """What comments of a file begin with; None: it has no code."""
+    """Returns the characters that begin a comment of a file; None: it has no code."""
     if RUST.search(path) or CPP.search(path):
         return "//"
     return "#" if HASH_COMMENTS.search(path) else None
@@ -125,7 +126,7 @@ def no_circles(tree):
 
 
 def graphs(tree):
-    """For each house (a crate's src, the Python package): room -> the rooms it uses."""
+    """Returns, for each house (a crate's src, the Python package), a map of each room to the rooms it uses."""
     houses = {}
     for path, text in tree.items():
         crate = re.match(r"(.*?/src)/([a-z_]+)", path)
@@ -214,4 +215,30 @@ def words_not_used(glossary):
                 yield cells[0], cells[1]
 
 
-CHECKS = (line_widths, one_meaning, no_circles, raw_calls, old_words)
+def summary_lines(tree):
+    """The first sentence of each doc comment begins with a noun or a verb, and needs no text outside of it."""
+    for path, text in tree.items():
+        for summary in summaries.of_file(path, text):
+            fault = summaries.fault(summary.sentence)
+            if fault:
+                yield Finding(
+                    path,
+                    summary.line,
+                    f"the summary {fault}: say in the field's terms what the item is (a noun) or does (a verb)",
+                )
+
+
+def one_version(tree):
+    """The workspace, the C header and the changelog name one version; all else takes it from the workspace."""
+    found = re.search(r'^version = "(\d+)\.(\d+)\.(\d+)"$', tree.get(known.WORKSPACE, ""), re.MULTILINE)
+    if not found:
+        return
+    version = ".".join(found.groups())
+    if not re.search(rf"^## {re.escape(version)}\b", tree.get(known.CHANGELOG, ""), re.MULTILINE):
+        yield Finding(known.CHANGELOG, 1, f"no section `## {version}`, which {known.WORKSPACE} names: add it")
+    for name, number in zip(("MAJOR", "MINOR", "PATCH"), found.groups(), strict=True):
+        if f"TIDE_VERSION_{name}: i32 = {number};" not in tree.get(known.ABI_VERSION, ""):
+            yield Finding(known.ABI_VERSION, 1, f"TIDE_VERSION_{name} is not {number}, as {known.WORKSPACE} has it")
+
+
+CHECKS = (line_widths, one_meaning, no_circles, raw_calls, old_words, summary_lines, one_version)

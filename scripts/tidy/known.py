@@ -1,4 +1,4 @@
-"""What the checks take as it is, each with its reason. Nothing is added here without one."""
+"""Exceptions of the checks, each with its reason. Nothing is added here without one."""
 
 ABI_MODULE = "torch-bridge/python/tidelog/abi/_native.py"
 # Those that call the C library; tests/torch/test_package.py reads this, too.
@@ -11,6 +11,8 @@ ABI_MODULES = (
     "torch-bridge/python/tidelog/abi/_library.py",  # how all of them do it
 )
 GLOSSARY = "docs/glossary.md"
+# Files that name the version.
+WORKSPACE, CHANGELOG, ABI_VERSION = "Cargo.toml", "CHANGELOG.md", "torch-bridge/src/abi/error.rs"
 
 # House -> circles of its rooms that stay, with the reason.
 CIRCLES = {}

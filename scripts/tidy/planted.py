@@ -12,6 +12,17 @@ import wrap
 
 WORDS = "## Words that are not used\n\n| word | use instead | where |\n|---|---|---|\n| obey | process | spdk |\n"
 
+
+def release(changes="## 1.2.3\n", minor=2):
+    """Returns a tree of version 1.2.3."""
+    constants = (("MAJOR", 1), ("MINOR", minor), ("PATCH", 3))
+    return {
+        known.WORKSPACE: '[workspace.package]\nversion = "1.2.3"\n',
+        known.CHANGELOG: changes,
+        known.ABI_VERSION: "".join(f"const TIDE_VERSION_{name}: i32 = {number};\n" for name, number in constants),
+    }
+
+
 # Check -> (what is wrong, the tree with it, the tree without it).
 EXAMPLES = {
     checks.line_widths: [
@@ -71,8 +82,49 @@ EXAMPLES = {
         (
             "a word of the table in Python",
             {known.GLOSSARY: WORDS, "a.py": 'def f():\n    """They obey."""\n'},
-            {known.GLOSSARY: WORDS, "a.py": 'def f():\n    """They process."""\n    print(f"obey {f}")\n'},
+            {known.GLOSSARY: WORDS, "a.py": 'def f():\n    """Workers process."""\n    print(f"obey {f}")\n'},
         ),
+    ],
+    checks.summary_lines: [
+        (
+            "a clause in Rust",
+            {"a.rs": "/// What a device can do.\nstruct A;\n"},
+            {"a.rs": "/// Capabilities of a device. What it lacks is an error.\nstruct A;\n"},
+        ),
+        (
+            "a pronoun in a field",
+            {"a.rs": "struct A {\n    /// Its length.\n    a: u8,\n}\n"},
+            {"a.rs": "struct A {\n    // Its length.\n    a: u8, // whether it is long\n}\n"},
+        ),
+        (
+            "a module that points to another",
+            {"a.rs": "//! The same for files.\n"},
+            {"a.rs": "//! Reads files of the same size.\n"},
+        ),
+        (
+            "an object outside of the sentence",
+            {"a.rs": "/// Closes it.\nfn a() {}\n"},
+            {"a.rs": "/// Closes.\nfn a() {}\n"},
+        ),
+        (
+            "a clause in a private function of Python",
+            {"a.py": 'def _f():\n    """How it ends."""\n'},
+            {"a.py": '"""Ends."""\n'},
+        ),
+        (
+            "a preposition in C++",
+            {"a.h": "#pragma once\n\nnamespace a {\n\n// From here on.\nvoid f() {\n  // In the body.\n  g();\n}\n}\n"},
+            {"a.h": "#pragma once\n\nnamespace a {\n\n// Begins.\nvoid f() {\n  // In the body.\n  g();\n}\n}\n"},
+        ),
+        (
+            "a pronoun in a class of C++",
+            {"a.h": "// Rooms.\nclass A {\n public:\n  // It ends.\n  void end();\n};\n"},
+            {"a.h": "// Rooms.\nclass A {\n public:\n  void end();  // It ends.\n};\n"},
+        ),
+    ],
+    checks.one_version: [
+        ("a release without a section", release(changes="## Unreleased\n"), release()),
+        ("a header of another version", release(minor=1), release()),
     ],
 }
 

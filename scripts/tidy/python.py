@@ -1,4 +1,4 @@
-"""What the checks need to know of Python source: which strings are documentation."""
+"""Facts of Python source for the checks: which strings are documentation."""
 
 import io
 import tokenize

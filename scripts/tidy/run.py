@@ -28,7 +28,7 @@ NOT_OURS = (
 
 
 def tree():
-    """What git tracks and what is new, as text by path."""
+    """Returns the files that git tracks and new ones, as text by path."""
     listed = subprocess.run(
         ["git", "-C", ROOT, "ls-files", "-z", "-co", "--exclude-standard"], check=True, text=True, capture_output=True
     ).stdout

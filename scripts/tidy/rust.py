@@ -1,4 +1,4 @@
-"""What the checks need to know of Rust source: comments, definitions, and which module uses which."""
+"""Facts of Rust source for the checks: comments, definitions, and which module uses which."""
 
 import re
 from typing import NamedTuple
@@ -59,7 +59,7 @@ def uses_of_crate(text):
 
 
 def first_names_of_group(rest):
-    """Of `a::{B, C}, d}` ...: a and d, up to the brace that closes the group."""
+    """Yields the first names of a group, `a` and `d` of `a::{B, C}, d}`, up to the brace that closes it."""
     depth, at_start = 1, True
     for word in re.finditer(r"[{},]|\w+", rest):
         match word[0]:

@@ -52,7 +52,7 @@ def paragraph(lines, pattern, prefix):
 
 
 def fill(width, prefix, texts):
-    """As it was where nothing is too wide, or where the lines are columns of their own (pictures, tables)."""
+    """Fills lines of text; keeps them where nothing is too wide, or where they hold columns (pictures, tables)."""
     as_it_was = [prefix + text for text in texts]
     is_picture = any("   " in text.strip() or text.startswith(("|", "    ")) for text in texts)
     if is_picture or all(len(line) <= width for line in as_it_was):
@@ -82,7 +82,7 @@ def docstrings(text):
 
 
 def docstring(lines, indent):
-    """One that is a line too wide gets its closing quotes on a line of their own."""
+    """Wraps a docstring. One that is a line too wide gets its closing quotes on a line of their own."""
     if all(len(line) <= checks.COLUMNS for line in lines):
         return lines
     if lines[-1].strip() != '"""':

@@ -1,4 +1,4 @@
-//! Where an installed SPDK is, and whether it is one that serves.
+//! Search for an installed SPDK that serves.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,14 +16,14 @@ pub(crate) struct PkgConfig {
 /// An SPDK that serves.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct InstalledSpdk {
-    /// Such as `24.09`.
+    /// Version, such as `24.09`.
     pub(crate) version: String,
     /// The header that says so.
     pub(crate) header: PathBuf,
 }
 
 impl PkgConfig {
-    /// What it returns.
+    /// Runs pkg-config with these arguments, and returns its output.
     pub(crate) fn ask(&self, arguments: &[&str]) -> Result<String, String> {
         let program = std::env::var("PKG_CONFIG").unwrap_or_else(|_| "pkg-config".into());
         let mut command = Command::new(&program);

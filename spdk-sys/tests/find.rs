@@ -1,5 +1,5 @@
-//! What a build says of the SPDK that it finds, or does not. No SPDK is needed: what pkg-config
-//! finds is made up.
+//! Messages of a build about the SPDK that it finds, or does not. No SPDK is needed: what
+//! pkg-config finds is made up.
 
 #[path = "../build/find.rs"]
 mod find;

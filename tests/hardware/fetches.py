@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""How long the GPU idles for a fetch: where fetches complete by events, and where the host waits for each, in turn.
+"""Measures the GPU's idle time of a fetch: where fetches complete by events, and where the host waits for each, in
+turn.
 
     python tests/hardware/fetches.py --pool FOLDER
 

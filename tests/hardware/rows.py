@@ -84,7 +84,7 @@ class Rows:
 
 
 class Row:
-    """What came of the tests of one row."""
+    """Result of the tests of one row."""
 
     def __init__(self):
         self._ids = collections.defaultdict(set)

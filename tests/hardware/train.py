@@ -243,7 +243,7 @@ class Comparison:
         return next((each for each in self.results if each["run"] == "plain" and each["batch"] == batch), None)
 
     def _child(self, wanted, plain, scratch, pool, left):
-        """Runs it in a process of its own; returns its figures, or why there are none."""
+        """Runs the row in a process of its own; returns its figures, or why there are none."""
         result, arguments = pathlib.Path(scratch, "result.json"), self._arguments
         command = [sys.executable, __file__, "--run", wanted["run"], "--result", result, "--batch", wanted["batch"]]
         for name in ("steps", "layers", "width", "context", "device"):
@@ -319,7 +319,7 @@ class Comparison:
 
 
 def gpu_address(device):
-    """Where CUDA's first GPU is, if torch tells."""
+    """Returns the PCI address of CUDA's first GPU, if torch tells."""
     if device != "cuda":
         return None
     properties = torch.cuda.get_device_properties(0)

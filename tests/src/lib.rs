@@ -1,4 +1,4 @@
-//! What proves the engine: a reference model, seeded scripts of work and faults, and their replay;
+//! Tests of the engine: a reference model, seeded scripts of work and faults, and their replay;
 //! load on real files and devices of this machine; many threads at once; what must be so on every
 //! data path, and on spdk alone; callers of the C ABI; and what fuzzing runs.
 

@@ -13,7 +13,7 @@ use tidelog_engine::units::ByteCount;
 
 use crate::sim::{Content, Random};
 
-/// Why a pool is not as it must be, or could not be used.
+/// The reason why a pool is not as it must be, or could not be used.
 pub type Failure = Box<dyn std::error::Error>;
 
 /// Commits in flight.
@@ -25,7 +25,7 @@ const NUMBER: TensorId = TensorId(1);
 /// Bytes of the names of tensors that do nothing but fill the index.
 const FILLER_NAME: usize = 1000;
 
-/// How victims and their heirs open the pool.
+/// Returns the options by which victims and their heirs open the pool.
 pub fn open_options(buffered: bool) -> OpenOptions {
     OpenOptions {
         buffered,
@@ -91,7 +91,7 @@ pub fn commit(
     Ok(())
 }
 
-/// What a check says of a pool that a crash has left: that nothing is damaged.
+/// Checks a pool that a crash has left: that nothing is damaged.
 ///
 /// # Errors
 /// It says something else.
@@ -158,7 +158,7 @@ fn read(pool: &Pool, id: TensorId) -> Result<Vec<u8>, Failure> {
     read_range(pool, id, 0..length)
 }
 
-/// These bytes of a tensor.
+/// Returns a range of a tensor's bytes.
 pub(crate) fn read_range(pool: &Pool, id: TensorId, range: Range<u64>) -> Result<Vec<u8>, Failure> {
     let memory = Destination::buffer((range.end - range.start) as usize);
     let ticket = pool.get(id, range, memory, Urgency::Urgent, None)?;

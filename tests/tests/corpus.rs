@@ -20,7 +20,7 @@ const HANGS_AFTER: Duration = Duration::from_secs(600);
 const LOOK: Duration = Duration::from_millis(20);
 
 thread_local! {
-    /// What runs, for who ends the process.
+    /// Target and input in progress, for the process's last words.
     static RUNNING: Cell<(&'static str, u64)> = const { Cell::new(("", 0)) };
 }
 
@@ -62,7 +62,7 @@ fn look_at(bytes: usize) {
     }
 }
 
-/// Where no panic can be caught.
+/// Reports an input and ends the process, where no panic can be caught.
 fn give_up(target: &str, number: u64, does: std::fmt::Arguments) -> ! {
     eprintln!("{}", Finding { target, number, does });
     std::process::abort()

@@ -37,8 +37,8 @@ fn a_failure_shrinks_to_the_acts_that_it_needs() {
     assert!(still.what.contains("panicked"), "{still}");
 }
 
-/// What the two copies of the metadata, or one block of a disk, can suffer: every part in every
-/// way, on one copy, on both in different blocks, and on both in the same.
+/// Harms the two copies of the metadata, or one block of a disk: every part in every way, on one
+/// copy, on both in different blocks, and on both in the same.
 #[test]
 fn whatever_block_of_a_closed_pool_is_harmed_nothing_is_lost_while_a_copy_stands() {
     let content = |length: u32, salt: u32| Content { length, salt };

@@ -65,7 +65,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks which are slow
 def pytest_collection_modifyitems(items):
-    """What cannot be on this device is skipped, each with its reason."""
+    """Skips tests that cannot run on this device, each with its reason."""
     lacking = device.lacking()
     for item in items:
         if not is_usual(item):
@@ -78,8 +78,8 @@ def pytest_collection_modifyitems(items):
 
 
 def is_usual(item):
-    """Of a test's two modes one is usual. Which one differs from test to test, so that each is seen by half of the
-    tests. The other is slow.
+    """Tells whether a mode of a test is its usual one. Which one differs from test to test, so that each is seen by
+    half of the tests. The other is slow.
     """
     params = item.callspec.params if hasattr(item, "callspec") else {}
     mode = params.get("mode")
@@ -92,7 +92,7 @@ def is_usual(item):
 
 @pytest.fixture(autouse=True)
 def made_on(clean_slate, tmp_path_factory):
-    """What tensors are made on. The host's need nothing."""
+    """Prepares the device of tensors. The host's need nothing."""
     if device.is_host():
         yield
         return
@@ -120,7 +120,7 @@ def plans_are_awaited(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def regions_run_once(monkeypatch):
-    """With `--recompute best` all layers of the touch suite's model do, whatever the planner says."""
+    """Runs all regions once with `--recompute best`, whatever the planner says."""
     if device.recompute == "best":
         regions.choosing(monkeypatch, range(world.LAYERS))
 

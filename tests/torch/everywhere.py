@@ -32,7 +32,7 @@ COLUMNS = {
 
 
 def tried(column, features=()):
-    """What each feature is in a place: None where it is right, and else why not."""
+    """Returns the result of each feature in a place: None where it is right, and else why not."""
     memory, program = COLUMNS[column]
     count = RANKS if program else 1
     paths = [str(HERE), str(HERE.parents[1] / "torch-bridge" / "python"), os.environ.get("PYTHONPATH", "")]
@@ -72,7 +72,7 @@ def table(columns):
 
 
 def said_of(column):
-    """Of each feature, whether the page says that it runs in this place."""
+    """Returns for each feature whether the page says that it runs in this place."""
     lines = TABLE.search(PAGE.read_text())[2].splitlines()
     head, _, *rows = (line.strip("| ").split(" | ") for line in lines if line.startswith("|"))
     return {row[0]: row[head.index(column)] == "yes" for row in rows}

@@ -1,6 +1,4 @@
-"""What tidelog.abi._native, _host, _seals, _kept and _mapped declare of the C ABI is what include/tidelog.h says, in both
-directions.
-"""
+"""Tests that the declarations of the C ABI in tidelog.abi are those of include/tidelog.h, in both directions."""
 
 import ctypes
 import re
@@ -103,7 +101,7 @@ def _numbers_before(text, line):
 
 
 def _is(kind, c_type):
-    """Whether a type of ctypes is this one of C. An untyped pointer is any pointer."""
+    """Returns whether a type of ctypes is this one of C. An untyped pointer is any pointer."""
     if c_type in SCALARS:
         return kind is SCALARS[c_type]
     if not c_type.endswith("*"):

@@ -1,4 +1,4 @@
-"""What stats(), the report and the notices say about a run, checked against what the test knows itself."""
+"""Tests of stats(), the report and the notices of a run, checked against what the test knows itself."""
 
 import json
 import os
@@ -143,7 +143,9 @@ def test_the_report_is_one_page_without_references(pool, mode, tmp_path):
 
 
 def test_a_changed_program_is_said_once(pool):
-    """Another batch size, an evaluation, a skipped update: right, reactive, and one notice each, not one per step."""
+    """Changes the program by another batch size, an evaluation, a skipped update: right, reactive, and one notice each,
+    not one per step.
+    """
     world = World()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -300,7 +302,9 @@ def test_a_pool_that_was_made_is_told_and_one_that_must_exist_is_not_made(tmp_pa
 
 
 def test_slices_of_storages_that_were_pinned_in_the_quiet_count_once(pool):
-    """In the quiet a storage has no number yet: the addresses of all that were pinned stood in one place."""
+    """Checks storages that were pinned in the quiet, when a storage has no number yet: the addresses of all that were
+    pinned stood in one place.
+    """
     with tidelog.offload(pool=pool, memory=64 * MIB, staging=MIB, mode="reactive", pool_size=64 * MIB) as tide:
         tensors = [torch.ones(MIB) for _ in range(2)]
         slices = [tensor.untyped_storage()[: 64 * KIB] for tensor in tensors]

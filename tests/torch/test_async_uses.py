@@ -39,7 +39,7 @@ def test_an_op_waits_for_room_that_a_collective_holds(pool, mode, opponent):
 
 
 def test_one_that_may_wait_for_its_peer_is_not_waited_for(pool, mode):
-    """The other side may wait for what this rank would do next: waiting could take for ever."""
+    """Checks a use whose other side may wait for what this rank would do next: waiting could take for ever."""
     future = torch.futures.Future()
     library = torch.library.Library("adversary", "DEF")
     library.define("send(Tensor tensors) -> __torch__.torch.classes.c10d.Work")

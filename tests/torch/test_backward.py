@@ -109,7 +109,7 @@ def check(pool, hook, **options):
 
 
 def sums(**options):
-    """Of a training: sums in place, and all others."""
+    """Sums gradients in a training, in place and otherwise."""
     with torch.profiler.profile() as profile:
         train(lambda gradient: None, **options)
     counts = {event.key: event.count for event in profile.key_averages()}
@@ -148,7 +148,7 @@ def test_keys_and_place_of_a_thread_are_as_before_when_it_ends(tmp_path):
 
 
 def what_is_seen():
-    """What decides of this thread who sees its ops."""
+    """Returns the state of this thread that decides which modes see its ops."""
     sets = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     return *map(str, sets), _built.native().is_inside()
 
@@ -166,7 +166,7 @@ def without_modes(gradient):
 
 
 def without_dispatch(gradient):
-    """As torch's own `no_dispatch`, in which a subclass is a tensor like any."""
+    """Disables dispatch, as torch's own `no_dispatch` does, in which a subclass is a tensor like any."""
     kept = torch.full_like(gradient, 0.5)
     with torch._C._DisableTorchDispatch():
         return kept.add(1)

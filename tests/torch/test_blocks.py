@@ -34,7 +34,7 @@ BLOCKS_STEPS = STEPS + 4  # what runs twice is learnt in between
 
 
 class Plain(Model):
-    """Its blocks run once."""
+    """The blocks run once."""
 
     def call(self, block, x):
         return block(x)
@@ -93,7 +93,7 @@ class Calling(Plain):
 
 
 class Changing(Plain):
-    """What a block has read is changed before its second run would read it."""
+    """Module that changes a tensor before its second run would read it."""
 
     def call(self, block, x):
         factor = torch.ones(WIDTH)
@@ -206,7 +206,9 @@ class Gates(nn.Module):
 
 
 def test_what_the_planner_chooses_is_done(pool, monkeypatch):
-    """Nothing is forced. What it chooses depends on the disk: where that is slow, all that is cheap runs again."""
+    """Checks the planner's own choice. What it chooses depends on the disk: where that is slow, all that is cheap runs
+    again.
+    """
     made, chosen = {}, _native.Session.chosen_regions
 
     def seen(session):

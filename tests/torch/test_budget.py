@@ -246,7 +246,7 @@ def test_every_layer_kind_fits_a_budget_of_its_largest_op(pool):
 
 @pytest.mark.parametrize("first", range(4, 9))
 def test_outputs_behind_the_one_that_reaches_the_budget_are_known(pool, first):
-    """While all fits, outputs are registered one by one. `first`: how many matrices are there before."""
+    """Checks outputs that are registered one by one while all fits. `first`: how many matrices are there before."""
     held = [torch.ones(64, 64) for _ in range(first)]
     x, little = torch.randn(1, 8, 32, 16), torch.ones(16)  # a matrix more, and less than one
     arguments = (None, None, 1, 8, 512, 4, 1e-5)

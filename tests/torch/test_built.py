@@ -31,7 +31,7 @@ except tidelog.Error as error:
 
 
 def dispatch_of(tmp_path, **variables):
-    """What stats() says of dispatch in a process with these environment variables, or why there was no block."""
+    """Returns the dispatch of stats() in a process with these environment variables, or why there was no block."""
     variables = {"XDG_CACHE_HOME": str(tmp_path / "cache"), **variables}
     ended = process.run(SCRIPT, tmp_path / "pool", json.dumps(variables))
     assert ended.code == 0, ended
@@ -76,7 +76,9 @@ def test_what_others_may_write_is_not_loaded(tmp_path):
 
 
 def test_one_that_cannot_be_loaded_is_built_again(tmp_path, monkeypatch):
-    """By a compiler that gives the module of this process: a real one takes half a minute, and has made that."""
+    """Checks a build by a compiler that gives the module of this process: a real one takes half a minute, and has made
+    that.
+    """
     module, compiler = _built.place(), tmp_path / "compiler"
     compiler.write_text(f'#!/bin/sh\nwhile [ $# -gt 1 ]; do [ "$1" = -o ] && cp {module} "$2"; shift; done\n')
     compiler.chmod(0o755)

@@ -66,7 +66,7 @@ def go_on(state, steps):
 
 
 def set_clock_back(monkeypatch):
-    """From here on each later seal of a pool says an earlier time."""
+    """Makes each later seal of a pool say an earlier time."""
 
     def backwards(self, seals=Pool.seals):
         return [{**seal, "sealed_at": 2_000_000_000 - seal["order"]} for seal in seals(self)]
@@ -75,7 +75,7 @@ def set_clock_back(monkeypatch):
 
 
 def in_new_process(pool, code):
-    """What a program prints that has the pool's path as its argument."""
+    """Returns the output of a program that has the pool's path as its argument."""
     ran = process.run("pool = sys.argv[1]\n" + textwrap.dedent(code), pool)
     assert ran.code == 0, ran.err
     return ran.out
@@ -435,7 +435,7 @@ def test_nothing_grows_over_steps_with_checkpoints_and_shapes_that_change(pool, 
 
 
 class Footprint(typing.NamedTuple):
-    """What a run takes."""
+    """Footprint of a run."""
 
     files: int  # bytes of the pool's files
     threads: int

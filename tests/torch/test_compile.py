@@ -42,7 +42,7 @@ class Layer(nn.Module):
 
 
 class Broken(nn.Sequential):
-    """With a graph break in its middle."""
+    """Model with a graph break in its middle."""
 
     def forward(self, x):
         for number, layer in enumerate(self):
@@ -84,7 +84,7 @@ class Program:
                 self.step(size)
 
     def result(self):
-        """What is compared: all that the program holds, tensor by tensor, so that it need not fit at once."""
+        """Returns the state to compare: all that the program holds, tensor by tensor, so that it need not fit at once."""
         state = self.optimizer.state
         named = list(self.model.named_parameters())
         return [
@@ -124,7 +124,7 @@ ALL = {**PROGRAMS, **SLOW}
 
 
 def seen():
-    """What Dynamo and inductor did since the last reset."""
+    """Returns the counters of Dynamo and inductor since the last reset."""
     from torch._dynamo.utils import counters
     from torch._inductor import metrics
 

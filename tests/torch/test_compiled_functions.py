@@ -1,4 +1,4 @@
-"""What inductor can do besides training a plain model: each gives the same bits inside a block, from as many graphs."""
+"""Tests of inductor besides training a plain model: each gives the same bits inside a block, from as many graphs."""
 
 import contextlib
 import functools
@@ -61,7 +61,7 @@ def dropout(compile):
 
 
 def reads_of_values(compile):
-    """What Dynamo breaks graphs for, by methods that a block wraps."""
+    """Reads values by methods that a block wraps, for which Dynamo breaks graphs."""
     weights = parameters(12, WIDTH, WIDTH)
 
     def function(x):

@@ -113,7 +113,7 @@ def test_a_step_in_one_kernel_is_refused_with_the_budget_that_it_needs(pool, for
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad])
 def test_eager_foreach_steps_are_done_in_pieces_where_the_compiled_step_is_refused(pool, kind):
-    """What the refusal says to do."""
+    """Checks the advice of the refusal."""
 
     def eager():
         program = Program(kind=kind, foreach=True)

@@ -193,7 +193,7 @@ def nothing_changes_without_yes(tool, here):
 
 
 def size(tool, here, text):
-    """What a tool says of a size. No option of the bench is one: jobs have fio's."""
+    """Returns a tool's reading of a size. No option of the bench is one: jobs have fio's."""
     words = TOOLS[tool][5]
     return None if words is None else run(tool, words.replace("SIZE", text), here)
 

@@ -119,7 +119,7 @@ CALLS = {
 @pytest.mark.parametrize("needs_gradient", [False, True])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 def test_an_op_goes_past_python_once_the_size_of_its_result_was_seen(tide, call, needs_gradient):
-    """Also one that is looked at in full, however its kernel is called."""
+    """Checks an op, also one that is looked at in full, however its kernel is called."""
     given = torch.arange(64.0).view(8, 8).requires_grad_(needs_gradient)
     results = [call(given) for _ in range(3)]  # it gets a kernel, then the bytes of its result are seen
     with Counting() as seen:
@@ -300,7 +300,7 @@ def test_after_the_block_it_is_a_tensor_like_any(pool):
 
 @pytest.mark.parametrize("made", [torch.ones, lambda size: torch.frombuffer(bytearray(4 * size), dtype=torch.float32)])
 def test_the_next_block_begins_with_numbers_of_its_own(pool, made):
-    """Also where the one before is gone, which had told its session of the storage."""
+    """Checks numbers also where the previous block is gone, which had told its session of the storage."""
     tensors = [made(SIZE // 4) for _ in range(4)]
     for _ in range(3):
         with tidelog.offload(pool=pool, memory=64 * MIB, staging=MIB, pool_size=128 * MIB, mode="reactive") as tide:
@@ -315,7 +315,7 @@ def test_the_next_block_begins_with_numbers_of_its_own(pool, made):
 
 
 def test_storages_of_others_memory_count_until_they_die(pool):
-    """Nobody says so of memory that no allocator of torch's has made: it is looked for, a few at a time."""
+    """Checks memory that no allocator of torch's has made: it is looked for, a few at a time."""
     with tidelog.offload(pool=pool, memory=256 * MIB, staging=MIB, pool_size=128 * MIB) as tide:
         live = tide.live_bytes
         tensors = [torch.frombuffer(bytearray(4096), dtype=torch.float32) for _ in range(2000)]

@@ -145,7 +145,7 @@ def start(script, size, folder, *arguments):
 
 
 def finished(started):
-    """What each rank printed; all of them end well."""
+    """Returns the output of each rank; all of them end well."""
     ended = process.finish_all(started)
     for each in ended:
         process.assert_done(each)
@@ -153,13 +153,13 @@ def finished(started):
 
 
 def found(word, text):
-    """What a rank printed of each step, or of each checkpoint."""
+    """Returns the values that a rank printed of each step, or of each checkpoint."""
     return re.findall(rf"^{word} (.+)$", text, re.MULTILINE)
 
 
 @functools.cache
 def plain_losses(steps):
-    """What each of two ranks prints of the steps of a run without a block."""
+    """Returns the output of two ranks without a block."""
     with tempfile.TemporaryDirectory() as folder:
         return [found("step", text) for text in finished(start(TRAIN, 2, Path(folder), steps, "plain"))]
 
@@ -181,7 +181,7 @@ def test_a_checkpoint_of_two_ranks_loads_on_one_and_on_four(tmp_path):
 @pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("way", ["block", "async"])
 def test_a_run_that_is_killed_goes_on_with_the_same_losses(tmp_path, kills, way):
-    """At random points, one rank or the other. Every checkpoint that had returned is there whole."""
+    """Kills runs at random points, one rank or the other. Every checkpoint that had returned is there whole."""
     steps, choose = 12 * kills, random.Random(kills)
     expected = plain_losses(steps)
     pool, most_kept, progressed, resumed = tmp_path / "pool", 0, 0, 0

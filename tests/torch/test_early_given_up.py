@@ -123,7 +123,9 @@ def test_from_the_step_on_that_reaches_the_budget_they_do_not(pool, updates, rea
 
 
 def test_a_checkpoint_where_all_fits(pool):
-    """After it what is clean has to be seen, so ops are looked at, and updates have their own time."""
+    """Checks ops after a checkpoint: clean tensors have to be seen, so ops are looked at, and updates have their own
+    time.
+    """
 
     def scenario(program):
         program.steps(3)

@@ -1,4 +1,4 @@
-"""What becomes of gradients whose updates run in the backward pass."""
+"""Tests of gradients whose updates run in the backward pass."""
 
 import numpy as np
 import pytest
@@ -65,7 +65,7 @@ def test_a_gradient_that_somebody_keeps_is_whole(pool):
 
 
 def test_a_parameter_with_an_alias_stays_in_place(pool):
-    """Nothing would say when somebody reads the alias."""
+    """Checks a parameter with an alias, whose readers nothing reports."""
 
     def scenario(program):
         program.steps(3)
@@ -81,7 +81,7 @@ def test_a_parameter_with_an_alias_stays_in_place(pool):
 
 
 def test_gradients_in_foreign_memory(pool):
-    """They cannot move, and are not taken for tensors that can."""
+    """Checks gradients that cannot move, and are not taken for tensors that can."""
 
     def scenario(program):
         for _ in range(5):

@@ -1,4 +1,4 @@
-"""What a profile sees that does not go with updates in the backward pass: all runs in place, and it is said why."""
+"""Tests of profiles that see programs unfit for updates in the backward pass: all runs in place, and it is said why."""
 
 import copy
 import threading

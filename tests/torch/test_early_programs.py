@@ -67,7 +67,7 @@ def test_fewer_micro_batches_at_the_end_of_an_epoch(pool):
 
 
 def test_experts_that_only_some_micro_batches_use(pool):
-    """Nobody knows whether an expert's gradient is complete, unless all micro-batches have used it."""
+    """Checks an expert whose gradient is not known to be complete, unless all micro-batches have used it."""
 
     def scenario(program):
         first, *experts = program.model
@@ -133,7 +133,7 @@ class Checkpointed(nn.Module):
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_checkpointing(pool, use_reentrant):
-    """With use_reentrant=True each use is a backward pass of its own, in the midst of another."""
+    """Checks checkpointing: with use_reentrant=True each use is a backward pass of its own, in the midst of another."""
     early(trains(micro_batches(2), least=2 if use_reentrant else 4), pool, model=lambda: Checkpointed(use_reentrant))
 
 
@@ -152,8 +152,9 @@ def test_a_closure(pool):
 
 
 def test_two_optimizers_that_take_turns(pool):
-    """As of two networks that train against each other. The first one's backward pass adds to gradients of the
-    second one, which are zeroed before they are used."""
+    """Trains two networks that train against each other. The first one's backward pass adds to gradients of the second
+    one, which are zeroed before they are used.
+    """
 
     def scenario(program):
         half = len(program.model) // 2
@@ -212,7 +213,7 @@ def test_bfloat16_under_autocast(pool):
 
 
 def test_a_backward_pass_under_autocast(pool):
-    """Which the update must not see."""
+    """Checks a backward pass under autocast, which the update must not see."""
 
     def backward(program):
         loss = (program.model(program.x) - program.y).square().mean()

@@ -1,4 +1,6 @@
-"""What does not go with updates in the backward pass is an error where it is done; and how such updates end."""
+"""Tests of programs that do not fit with updates in the backward pass: each is an error where it is done; and how such
+updates end.
+"""
 
 import copy
 import os
@@ -138,7 +140,7 @@ def test_a_step_that_would_do_something_else_is_an_error(updated, change):
 
 
 def test_gradients_that_are_zeroed_before_and_after_their_step(pool):
-    """One that may not be zeroed yet leaves the others zero."""
+    """Checks gradients one of which may not be zeroed yet, and leaves the others zero."""
     program = Program()
     with warnings.catch_warnings(), program.block(pool, updates="early", memory=1 << 30):
         warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
@@ -168,7 +170,7 @@ def test_gradients_that_add_up_later_are_an_error(updated):
 
 
 def test_a_second_backward_pass_that_does_not_touch_the_parameter_is_an_error(pool):
-    """Of a bias nothing is read in it."""
+    """Checks a bias, of which nothing is read in the second pass."""
     program = Program()
     with program.block(pool, updates="early", memory=1 << 30):
         program.steps(3)
@@ -218,7 +220,7 @@ def test_the_block_ends_before_the_step(pool):
 
 
 def test_ctrl_c_never_leaves_a_parameter_half_updated(pool):
-    """It comes while an update runs; the update is done before the exception is on its way."""
+    """Interrupts an update, which is done before the exception is on its way."""
     program, own = Program(), Program()
     with program.block(pool, updates="early", memory=1 << 30) as tide:
         program.steps(3)

@@ -20,7 +20,7 @@ ROWS = torch.zeros(0)  # of a dataset that is written with the names of its modu
 
 
 class Holder(Dataset):
-    """Its tensors are in dicts and lists, and in what a function closes over."""
+    """The tensors are in dicts and lists, and in what a function closes over."""
 
     def __init__(self, rows):
         self.parts = {"left": [rows[:16].clone()], "right": (rows[16:].clone(),)}
@@ -82,7 +82,7 @@ LOADERS = {
 @pytest.mark.parametrize("name", LOADERS)
 @pytest.mark.parametrize("updates", ["own", "lazy", "early"])
 def test_workers_of_a_loader_read_what_is_out(compare, monkeypatch, name, updates):
-    """In each epoch they start anew, when the data that nothing else uses is out."""
+    """Checks workers that start in each epoch, when the data that nothing else uses is out."""
     if updates != "own" and name not in ("tensors", "holder"):
         pytest.skip("the same with one or two kinds of datasets")
 

@@ -28,7 +28,7 @@ def built():
 
 @pytest.fixture
 def asked(monkeypatch):
-    """How often Python was asked about each op."""
+    """Counts the questions to Python about each op."""
     counts = Counter()
 
     def counting(original):

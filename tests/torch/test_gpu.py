@@ -188,8 +188,9 @@ def test_host_memory_that_cannot_be_is_refused_with_the_reason(pool, host_memory
 
 @pytest.mark.parametrize("where", ["staging", "gds"])
 def test_what_a_kernel_that_nobody_saw_writes_while_a_tensor_leaves_is_kept(gpu, pool, where):
-    """It gets its address past the dispatcher, and past torch's Python: nothing says that it runs. What it writes while
-    a tensor leaves to host memory is an error (test_gpu_lag.py)."""
+    """Checks a kernel that gets its address past the dispatcher, and past torch's Python: nothing says that it runs.
+    What it writes while a tensor leaves to host memory is an error (test_gpu_lag.py).
+    """
     gpu = gpu(laziness=1)
     memory = TENSORS + 4 * MIB
     options = {"staging": {}, "gds": {"data_path": gpu.gds}}[where]
@@ -281,7 +282,7 @@ def test_streams_are_told_of_memory_that_is_guarded(gpu, pool):
 
 
 def test_a_stream_that_appears_where_memory_moves_is_told_of_all_that_is_there(fake, pool):
-    """It is first seen when a fetch asks what was launched, before the op that needs the fetch."""
+    """Checks a stream that is first seen when a fetch asks what was launched, before the op that needs the fetch."""
     card = fake()
     with tidelog.offload(pool=pool, memory=64 * MIB, mode="reactive", device=card.device) as tide:
         here, out = torch.arange(4096.0), torch.arange(4096.0)
@@ -367,7 +368,7 @@ MODEL_BUDGET = LAYERS * LAYER // 2
 
 
 def layer_weights():
-    """The same for every way to make the model, in the host's memory, one at a time."""
+    """Yields the weights, the same for every way to make the model, in the host's memory, one at a time."""
     for number in range(LAYERS):
         yield np.random.default_rng(number).standard_normal((WIDTH, WIDTH), dtype=np.float32)
 
@@ -410,7 +411,9 @@ def from_safetensors(device, folder):
 
 @pytest.mark.parametrize("build", [from_meta, from_cpu, from_safetensors])
 def test_a_model_that_the_gpu_never_holds_whole(gpu, pool, tmp_path, build):
-    """It is made inside the block, with memory for half of it, and trains to the bits of a run without a limit."""
+    """Trains a model that is made inside the block, with memory for half of it, and trains to the bits of a run without
+    a limit.
+    """
     card = gpu(seed=13)
     if build is from_cpu and card.device == "cpu":
         pytest.skip("the fake's memory is the host's: nothing could be on the host alone")

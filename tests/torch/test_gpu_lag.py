@@ -65,7 +65,7 @@ def test_training_gives_the_same_bits_where_kernels_lag(fake, pool, mode, where)
 
 @pytest.fixture
 def lagging_updates(monkeypatch):
-    """What makes kernels lag is a mode, which would keep steps in their place. It sees the ops of updates as others."""
+    """Makes updates lag, by a mode that would keep steps in their place. It sees the ops of updates as others."""
     monkeypatch.setattr(_element_wise, "_count_modes", lambda: 0)
     monkeypatch.setattr(_updates, "_disable_current_modes", contextlib.nullcontext)
 
@@ -102,7 +102,9 @@ def test_updates_at_other_times_give_the_same_bits_where_kernels_lag(fake, pool,
 
 @pytest.mark.usefixtures("lagging_updates")
 def test_a_late_update_is_launched_on_the_stream_of_its_step(fake, pool):
-    """Another stream touches the parameter, after which nothing on the step's own waits for that one."""
+    """Checks an update of a parameter that another stream touches, after which nothing on the step's own waits for that
+    one.
+    """
 
     def train():
         parameter = torch.nn.Parameter(torch.ones(NUMBERS))
@@ -233,7 +235,7 @@ def awaited(happens, seconds=20):
 
 @contextlib.contextmanager
 def later_ops_lag(gpu, stream=None):
-    """Nothing happens meanwhile in a stream, that of ops unless another one is named, beyond what is there now."""
+    """Holds all later ops of a stream, that of ops unless another one is named, beyond what is there now."""
     late = Event()
     late.record(stream or gpu.stream)
     gpu.library.fake_hold_event(ctypes.c_void_p(late.cuda_event))
@@ -245,7 +247,7 @@ def later_ops_lag(gpu, stream=None):
 
 @pytest.mark.parametrize("where", WHERE)
 def test_a_copy_out_waits_for_the_last_use_and_for_no_later_op(fake, pool, where):
-    """What was launched later lags."""
+    """Checks that a copy does not wait for later ops, which lag."""
     gpu = fake()
     with spilled(gpu, pool, **WHERE[where]) as (tide, _):
         gpu.library.fake_hold(False)
@@ -348,7 +350,7 @@ def test_what_is_read_still_counts_against_the_budget(fake, pool, mode):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_memory_that_is_read_still_is_the_next_fetchs(fake, pool, seed):
-    """Its copy waits for that memory alone, and the op for the copy."""
+    """Checks that the copy waits for that memory alone, and the op for the copy."""
     gpu = fake(seed, laziness=40)
     with spilled(gpu, pool, **WHERE["host memory"]) as (tide, tensors):
         leaves = torch.full((NUMBERS,), 9.0)
@@ -362,7 +364,7 @@ def test_memory_that_is_read_still_is_the_next_fetchs(fake, pool, seed):
 
 
 def test_memory_that_another_thread_has_borrowed_goes_behind_its_op(fake, pool):
-    """It was borrowed after its copy was put into a stream, and before it was given up."""
+    """Checks memory that was borrowed after its copy was put into a stream, and before it was given up."""
     gpu = fake()
     with spilled(gpu, pool, **WHERE["host memory"]) as (tide, tensors), contextlib.ExitStack() as lag:
         gpu.library.fake_hold(False)

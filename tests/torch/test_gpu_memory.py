@@ -1,4 +1,4 @@
-"""What a block of a GPU's memory does with torch's caching allocator, played by tidetest.fake_allocator: when what is
+"""Tests of a block of a GPU's memory with torch's caching allocator, played by tidetest.fake_allocator: when what is
 free goes back, what is not the block's, and ops for which there is no memory.
 """
 
@@ -166,7 +166,7 @@ def test_an_op_for_which_there_is_no_memory_runs_again_after_others_have_left(ca
     ],
 )
 def test_an_op_that_writes_nothing_is_begun_again_wherever_it_fails(card, pool, memory, mode, times):
-    """While all is quiet, while a plan is followed, and while each op is looked at."""
+    """Checks ops while all is quiet, while a plan is followed, and while each op is looked at."""
     expected = plain(6)
     gpu = card()
     training = Training()
@@ -183,7 +183,7 @@ def test_an_op_that_writes_nothing_is_begun_again_wherever_it_fails(card, pool, 
 
 
 def test_an_op_that_writes_or_draws_is_not_begun_again(card, pool):
-    """It would do so twice."""
+    """Checks an op that must not write or draw twice."""
     gpu = card()
     with tidelog.offload(pool=pool, memory=BUDGET, mode="reactive", **OPTIONS):
         batch, *statistics = torch.rand(8, 64), torch.rand(64), torch.rand(64)
@@ -206,7 +206,7 @@ def test_what_is_cached_is_free_for_a_sessions_rings(card, pool, monkeypatch):
 
 
 def test_a_storage_that_is_shared_by_a_handle_stays(card, pool, monkeypatch):
-    """Another process has its address then, by torch.multiprocessing."""
+    """Checks a storage whose address another process has, by torch.multiprocessing."""
     card()
     shared = []
     monkeypatch.setattr(torch.UntypedStorage, "_share_cuda_", shared.append, raising=False)

@@ -58,7 +58,9 @@ def gives_back(tide, tensor, begin):
 
 
 def gets_again(tide, tensor, begin):
-    """It is there again, as where the session has fetched it, if there is memory for it: its address."""
+    """Returns the address of the tensor once it is back, as where the session has fetched it, if there is memory for
+    it: its address.
+    """
     storage = tensor.untyped_storage()
     parts, record = tide.performer.parts, storage._tide
     address = parts.allocate(record, storage, PART, begin)
@@ -69,7 +71,7 @@ def gets_again(tide, tensor, begin):
 
 
 def has_gone(tide):
-    """What was let go of is freed, as far as it may be."""
+    """Tells whether released memory is freed, as far as it may be."""
     tide.device.reclaim()  # from here on an event is behind what uses it
     torch.cuda.synchronize()
     tide.device.reclaim()

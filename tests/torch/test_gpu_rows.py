@@ -1,5 +1,5 @@
-"""What gpu.sh makes of what its rows print and how they end: here of programs, and of a Python, that only say what they
-are told.
+"""Tests of the conclusions of gpu.sh from the output and end of its rows: here of programs, and of a Python, that only
+say what they are told.
 
 The plugin that makes rows of pytest's tests is asked as well, on tests of its own.
 """
@@ -241,7 +241,7 @@ def test_rows_of_tests(tmp_path, by):
 
 
 def test_idle_time_of_a_fetch_is_measured_without_a_gpu(tmp_path):
-    """By the clock of the fake. What comes out is the machine's matter, which is busy."""
+    """Measures idle time by the fake's clock. What comes out is the machine's matter, which is busy."""
     paths = [HARDWARE.parent.parent / "torch-bridge" / "python", HARDWARE.parent / "torch"]
     environment = {**os.environ, "FAKE": str(tmp_path), "PYTHONPATH": os.pathsep.join(map(str, paths))}
     words = [sys.executable, HARDWARE / "fetches.py", "--pool", tmp_path, "--rounds", "1"]
@@ -254,6 +254,6 @@ def test_idle_time_of_a_fetch_is_measured_without_a_gpu(tmp_path):
     ("idle", "base", "told"), [(10.0, 500.0, "0.02"), (10.0, 0.0, "no ratio"), (0.0, 0.0, "no ratio")]
 )
 def test_where_a_gpu_never_idled_no_ratio_is_told(monkeypatch, idle, base, told):
-    """On a quiet machine a plan hides every fetch, also where the host waits for it."""
+    """Checks a quiet machine, on which a plan hides every fetch, also where the host waits for it."""
     monkeypatch.syspath_prepend(str(HARDWARE))
     assert importlib.import_module("fetches").ratio(idle, base) == told

@@ -270,7 +270,7 @@ def _(left, right):
 
 
 class Cycle:
-    """Its finalizer runs when the collector does."""
+    """The finalizer runs when the collector does."""
 
     def __init__(self, act):
         self.itself, self.act = self, act
@@ -280,7 +280,7 @@ class Cycle:
 
 
 def test_ops_of_a_finalizer_in_the_middle_of_an_op_are_ops_of_their_own(tide):
-    """They need more room than there is beside what the op uses: that stays where it is."""
+    """Runs ops that need more room than there is beside what the op uses: that stays where it is."""
     tensors = [torch.full((MIB // 8,), float(number)) for number in range(12)]  # of 0.5 MiB: 6 fit
     sums = []
 

@@ -56,7 +56,7 @@ def test_an_unedited_trainer_gives_the_same_bits(program, tidelog_run, tmp_path)
 
 
 def test_an_unedited_trainer_is_planned_by_its_eighth_step(program, tidelog_run, tmp_path):
-    """It fetches batches ahead and lets go of them late, so that some live in three steps."""
+    """Checks a trainer that fetches batches ahead and lets go of them late, so that some live in three steps."""
     stats = tmp_path / "stats.json"
     words = [*tidelog_run[2:], "--memory", "3MiB", "--stats", stats, program(TRAINER), tmp_path / "out"]
     code, _, err = tidelog_command(*words, imports=IMPORTS, AWAIT_PLANS="1")

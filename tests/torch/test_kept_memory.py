@@ -212,7 +212,7 @@ def test_what_others_fill_the_allowance_with_does_not_have_all_leave_again_and_a
 
 
 def test_small_tensors_get_the_memory_that_this_thread_has_freed(pool):
-    """Without the C library, from the beginning of the block to its end."""
+    """Checks small tensors without the C library, from the beginning of the block to its end."""
     script = """
     from tidelog.memory import _kept
     library = _kept._directed()
@@ -241,7 +241,7 @@ def test_small_tensors_get_the_memory_that_this_thread_has_freed(pool):
 
 
 def test_large_tensors_get_memory_that_was_freed_before_the_budget_is_reached_too(pool):
-    """As far as the process may hold it, and until the block ends."""
+    """Checks large tensors, as far as the process may hold it, and until the block ends."""
     script = """
     from tidelog.memory import _kept
     pool = sys.argv[1]

@@ -120,7 +120,7 @@ def needs(name):
 
 
 def run(script, *words, **variables):
-    """In a process of its own: Triton looks for its interpreter when it is imported, as torch does early."""
+    """Runs a script in a process of its own: Triton looks for its interpreter when it is imported, as torch does early."""
     command = [sys.executable, "-c", IMPORTS + script + BOTH, *map(str, words)]
     ended = subprocess.run(command, env=process.environment(**variables), capture_output=True, text=True, timeout=380)
     assert ended.returncode == 0 and "done" in ended.stdout.split(), ended.stdout + ended.stderr
@@ -133,6 +133,6 @@ def test_liger_kernels_by_the_interpreter(pool, mode):
 
 @pytest.mark.parametrize("name", ["AdamW", "AdamW8bit", "Lion8bit"])
 def test_optimizers_of_bitsandbytes_on_the_cpu(pool, mode, name):
-    """Their bodies hand addresses to C by ctypes."""
+    """Checks optimizers whose bodies hand addresses to C by ctypes."""
     needs("bitsandbytes")
     run(BITSANDBYTES, pool, mode, 900 << 10, name)

@@ -51,7 +51,7 @@ def test_any_number_of_micro_batches(count):
 
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 def test_encoders_with_decoders(kind):
-    """What the encoder gives goes to every block of the decoder; a T5's first blocks make the biases of all."""
+    """Checks encoders whose output goes to every block of the decoder; a T5's first blocks make the biases of all."""
     bart = {"d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
     bart |= {
         "encoder_attention_heads": 4,
@@ -127,7 +127,7 @@ def test_sums_outside_of_blocks(uses_all):
 
 
 class Views(nn.Module):
-    """What passes between blocks is a view, and one view goes to every block."""
+    """Model whose blocks pass a view, and one view to every block."""
 
     def __init__(self):
         super().__init__()

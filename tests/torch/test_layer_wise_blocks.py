@@ -77,7 +77,9 @@ def test_the_same_bits_under_a_budget(pool, mode, settings):
 
 
 def test_parameters_come_in_once_a_pass(pool):
-    """In the program's order most come in for every micro-batch and direction."""
+    """Checks that parameters come in once a pass: in the program's order most come in for every micro-batch and
+    direction.
+    """
     read = {}
     for layer_wise in (False, True):
         run = Run(layer_wise, checkpointing=True)
@@ -123,7 +125,7 @@ def test_marked_steps(pool):
 
 
 def test_a_block_belongs_to_its_thread_again(pool):
-    """Also after a micro-batch's thread has raised an error, and after a refusal."""
+    """Checks a block after a micro-batch's thread has raised an error, and after a refusal."""
     run = Run(True)
     with tidelog.offload(
         run.model, run.optimizer, pool=pool, memory=BUDGET, staging=STAGING, pool_size=64 * MIB
@@ -151,7 +153,7 @@ def test_a_block_belongs_to_its_thread_again(pool):
 
 
 def test_a_micro_batch_may_read_what_is_out(pool):
-    """Its thread counts as the block's own: tolist() and the like bring back what they need."""
+    """Checks that a micro-batch's thread counts as the block's own: tolist() and the like bring back what they need."""
     run = Run(True)
     sums = {True: [], False: []}
     with tidelog.offload(

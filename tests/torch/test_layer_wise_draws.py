@@ -62,7 +62,7 @@ def test_any_number_of_micro_batches(count):
 
 
 def test_micro_batches_of_several_shapes():
-    """What is new runs in the program's own order once."""
+    """Checks shapes: a new one runs in the program's own order once."""
     assert_same_bits(chain(), lambda number: rows(number, 2 + number % 5, WIDTH), square, count=3, steps=8)
 
 

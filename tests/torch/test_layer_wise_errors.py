@@ -52,7 +52,9 @@ def threads():
 @pytest.mark.parametrize("at", range(3))
 @pytest.mark.parametrize("forward", [True, False], ids=["forward", "backward"])
 def test_errors_of_the_program(forward, at):
-    """They come out as they are. Gradients that were none are none, and the next call is as if nothing had been."""
+    """Checks that errors come out as they are. Gradients that were none are none, and the next call is as if nothing
+    had been.
+    """
     model = Failing(forward, at)
     model.fails = True
     with pytest.raises(ValueError, match="planted"):

@@ -1,4 +1,4 @@
-"""What tidelog.accumulate refuses, by name and before a gradient is changed: it would give other bits."""
+"""Tests of the refusals of tidelog.accumulate, by name and before a gradient is changed: it would give other bits."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What tidelog.accumulate refuses, by name: graphs, hooks, and what surrounds a model."""
+"""Tests of the refusals of tidelog.accumulate, by name: graphs, hooks, and what surrounds a model."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def test_a_graph_in_a_micro_batch():
 
 
 def test_what_was_cut_is_an_error_afterwards():
-    """Not a gradient that is missing."""
+    """Checks that a cut is an error, not a missing gradient."""
     model, other = chain(), nn.Linear(WIDTH, WIDTH)
     shared = other(rows(0))
     refused(model, "uses a tensor", loss=lambda model, x: model(shared).sum())

@@ -153,7 +153,7 @@ def test_named_blocks():
 
 
 def test_random_numbers_of_one_part():
-    """Where one part alone draws, each micro-batch draws its own in the program's order."""
+    """Checks a model of which one part alone draws: each micro-batch draws its own in the program's order."""
     model = nn.Sequential(nn.Sequential(nn.Dropout(0.5), nn.Linear(WIDTH, WIDTH)), block(), block())
     other = copy.deepcopy(model)
     batches = [rows(number) for number in range(4)]
@@ -166,7 +166,7 @@ def test_random_numbers_of_one_part():
 
 
 def test_one_pass_after_the_other():
-    """Nothing stays of a pass: neither threads, nor tensors, nor what it replaced."""
+    """Checks that a pass leaves nothing behind: neither threads, nor tensors, nor what it replaced."""
     model = nn.Sequential(*(block() for _ in range(3)))
     before = threading.active_count()
     gc.collect()

@@ -1,4 +1,4 @@
-"""How updates that are put off end: by exceptions, Ctrl-C, the end of the block, a device that fails."""
+"""Tests of the end of late updates: by exceptions, Ctrl-C, the end of the block, a device that fails."""
 
 import importlib
 import os
@@ -99,7 +99,7 @@ def test_an_exception_in_the_step_after(pool, where):
 
 
 def test_ctrl_c_never_leaves_a_parameter_half_updated(pool):
-    """It comes while an update runs; the update is done before the exception is on its way."""
+    """Interrupts an update, which is done before the exception is on its way."""
     program = Program()
     interrupted = 0
     with warnings.catch_warnings(), program.block(pool) as tide:
@@ -137,7 +137,7 @@ def test_ctrl_c_never_leaves_a_parameter_half_updated(pool):
 
 
 def test_an_update_that_cannot_run_is_an_error_at_the_latest_where_the_block_ends(pool):
-    """Its state lies on a device that has lost it."""
+    """Checks an update whose state lies on a device that has lost it."""
     program = Program()
     with warnings.catch_warnings(record=True) as told, pytest.raises(tidelog.Error, match="planted"):
         warnings.simplefilter("always")

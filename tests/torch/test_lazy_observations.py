@@ -1,4 +1,4 @@
-"""What looks at a parameter, its gradient or its state while their update is pending: none of it sees old bytes."""
+"""Tests of observers of a parameter, its gradient or its state while their update is pending: none sees old bytes."""
 
 import copy
 import io
@@ -96,7 +96,7 @@ def halved(parameters):
 
 
 def loaded(thing):
-    """What there is, in other memory, and then something else."""
+    """Loads other bytes into a thing, and restores it."""
     state = copy.deepcopy(thing.state_dict())
     thing.load_state_dict(state)
     return state
@@ -160,7 +160,7 @@ def in_a_thread(look, begun_before):
 @pytest.mark.parametrize("look", ["op", "tolist", "data_ptr", "state"])
 @pytest.mark.parametrize("begun_before", [True, False])
 def test_another_thread_runs_an_update_before_it_looks(pool, look, begun_before):
-    """Whenever the thread began."""
+    """Checks another thread, whenever it began."""
     plain = Program()
     plain.steps(3)
     expected = {"op": plain.weight.sum().item(), "tolist": plain.weight.tolist()}

@@ -77,7 +77,7 @@ def test_it_gives_the_same_bits_early(pool, name, variant):
 @pytest.mark.parametrize("updates", ["lazy", "early"])
 @pytest.mark.parametrize("name", sorted(CLASSES.keys() - set(LAZY)))
 def test_any_other_runs_in_place_and_says_why(pool, name, updates):
-    """Also what a torch has that nobody here has seen."""
+    """Checks all other optimizers, also those of a torch that is not known here."""
     kind = CLASSES[name]
     if name == "Muon":
         make, model = kind, lambda: nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3)))

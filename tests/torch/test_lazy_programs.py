@@ -34,7 +34,7 @@ def in_steps(work, before=lambda program: None):
 
 
 def stepping(then):
-    """The same, with a step first."""
+    """Makes a look that steps first."""
 
     def work(program, number, made):
         program.optimizer.step()
@@ -136,7 +136,7 @@ def test_layers_that_are_not_used_in_some_steps(pool):
 
 
 def test_a_closure_that_is_none_is_none(pool):
-    """So steps accelerate, and with it the Trainer."""
+    """Checks that a closure that is none steps as accelerate does, and the Trainer."""
 
     def work(program, number, _):
         program.optimizer.step(*(None,) * (number % 2))
@@ -149,7 +149,7 @@ def test_a_closure_that_is_none_is_none(pool):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_closure(pool, fails):
-    """So steps Lightning: forward and backward pass are called by the step."""
+    """Steps as Lightning does: forward and backward pass are called by the step."""
 
     def scenario(program):
         for number in range(5):
@@ -410,7 +410,7 @@ def test_a_program_that_becomes_distributed(pool):
 
 
 def test_a_parameter_with_an_alias_is_updated_in_place(pool):
-    """Nothing would say when somebody reads the alias."""
+    """Checks a parameter with an alias, whose readers nothing reports."""
 
     def scenario(program):
         program.steps(2)

@@ -1,4 +1,4 @@
-"""Whatever touches a parameter, its gradient or its state while their update is pending finds them updated."""
+"""Tests that touches of a parameter, its gradient or its state find them updated while their update is pending."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What the logger "tidelog" says and where; the library itself prints nothing. Progress by tqdm."""
+"""Tests of the logger "tidelog"; the library itself prints nothing. Progress by tqdm."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""What `make models` concludes, without running its programs."""
+"""Tests of the conclusions of `make models`, without running its programs."""
 
 import sys
 from pathlib import Path

@@ -83,7 +83,7 @@ def custom_ops(kernel):
 
 @pytest.fixture(scope="module")
 def extension_ops(tmp_path_factory):
-    """The same as an extension in C++."""
+    """Builds the ops as an extension in C++."""
     folder = tmp_path_factory.mktemp("extension")
     torch.ops.load_library(str(native.build_for_torch(folder, "extension", EXTENSION)))
     return torch.ops.tidetest_cpp.add_scaled, torch.ops.tidetest_cpp.add_scaled_
@@ -139,7 +139,7 @@ def test_an_extension_in_cpp_is_an_op_like_any_other(pool, mode, extension_ops):
 
 
 def test_a_kernel_by_ctypes_has_its_tensors_for_a_scope(pool, mode, kernel):
-    """Outside of an op nothing says for how long an address is used: a scope does."""
+    """Checks addresses outside of an op, where nothing says for how long an address is used: a scope does."""
 
     def add_scaled(x, y, scale):
         out = torch.empty_like(x)

@@ -52,7 +52,7 @@ def scarce(monkeypatch):
 
 @pytest.fixture
 def given_back(monkeypatch):
-    """How often what the allocator keeps for later went back."""
+    """Counts the times that kept memory of the allocator went back."""
     times = []
     plain = _heap.Heap.release
     monkeypatch.setattr(_heap.Heap, "release", lambda heap: (times.append(1), plain(heap)))

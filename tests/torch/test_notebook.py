@@ -1,4 +1,4 @@
-"""What notebooks show of a block, a report and an answer of `fit`: HTML that is whole in itself."""
+"""Tests of the HTML that notebooks show of a block, a report and an answer of `fit`: HTML that is whole in itself."""
 
 import html
 import re
@@ -39,7 +39,7 @@ class Page(HTMLParser):
 
 
 def shown(thing):
-    """What a notebook gets, which must be whole: all tags closed, nothing fetched, no script."""
+    """Returns the HTML of a notebook, which must be whole: all tags closed, nothing fetched, no script."""
     text = thing._repr_html_()
     page = Page(text)
     assert page.open == []

@@ -1,4 +1,4 @@
-"""What a block notes of a storage changes nothing for those that read its memory meanwhile, without Python's lock: a
+"""Tests of notes of a storage, which change nothing for those that read its memory meanwhile, without Python's lock: a
 worker of gloo's is at work already when the block first hears of what a collective uses.
 """
 

@@ -1,4 +1,4 @@
-"""Who may touch what in the Python package: the rules of its rooms, read from its source."""
+"""Tests of the rules of the Python package's rooms, read from its source."""
 
 import ast
 import graphlib
@@ -99,7 +99,7 @@ def reaches(modules):
 
 
 def counts(modules):
-    """What is in memory, and where storages are, is changed by the ledger alone."""
+    """Checks that the ledger alone changes what is in memory, and where storages are."""
     for name, tree in modules.items():
         for node in _stores(tree):
             owner = ast.unparse(node.value).rpartition(".")[2].lstrip("_")

@@ -110,7 +110,7 @@ def test_another_thread_sees_the_bytes_and_never_zeros(pool):
 
 
 def test_torch_s_own_guard_is_set_while_a_part_is_out(pool):
-    """Whoever has the storage in C++ comes past the dispatcher."""
+    """Checks torch's guard, for code in C++ that comes past the dispatcher."""
     program = Program()
     with offload(program, pool) as tide:
         tensor = out_in_part(tide, program)
@@ -192,7 +192,7 @@ def test_an_eviction_takes_all_parts(pool):
 
 
 def await_that_all_that_counts_lives(tide, program):
-    """What dies while a part of it comes back is there until the part is."""
+    """Waits for storages that die while a part of them comes back: each is there until the part is."""
     until = time.monotonic() + DEADLINE_SECONDS
     while tide.live_bytes != STAGING + sum(map(in_memory, program.tensors)):
         assert time.monotonic() < until, tide.stats()

@@ -98,7 +98,7 @@ def test_a_run_goes_on_with_the_same_losses_after_a_power_cut(run, tmp_path, cou
 
 
 def test_a_disk_that_lies_about_flushes_is_found_out(run, tmp_path):
-    """Otherwise the images would show nothing."""
+    """Checks the test itself: otherwise the images would show nothing."""
     lost = 0
     for _, image, notes in images_of(run[0], 8, seed=1, blind=True):
         try:

@@ -137,8 +137,9 @@ def test_all_ranks_begin_to_follow_their_plans_in_the_same_step(tmp_path):
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 5))])
 def test_a_rank_that_is_killed_ends_the_others_by_its_name(tmp_path, part):
-    """And harms nobody's share: all of them open again, and what was committed there before is intact. 100 random
-    points in all, from the moment on in which the ranks know each other."""
+    """Kills a rank, which harms nobody's share: all of them open again, and what was committed there before is intact.
+    100 random points in all, from the moment on in which the ranks know each other.
+    """
     choose, pool = random.Random(part), tmp_path / "pool"
     pool.mkdir()
     process.assert_done(process.run(KEEP, pool, 3))

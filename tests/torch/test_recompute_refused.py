@@ -51,7 +51,7 @@ class Counting(Block):
 
 
 class Writing(Block):
-    """Changes its input, past autograd, which would refuse it."""
+    """Block that changes its input past autograd, which would refuse it."""
 
     def forward(self, x):
         x.data.mul_(0.5)
@@ -247,7 +247,7 @@ def test_layer_by_layer(pool):
 
 
 class Reducing(Model):
-    """With a collective in each region."""
+    """Model with a collective in each region."""
 
     def call(self, block, x):
         def reduced(x):
@@ -269,7 +269,7 @@ def test_a_collective_that_a_second_run_has_again(pool, tmp_path):
 
 
 def test_random_numbers_of_a_gpu_that_checkpoint_does_not_save():
-    """It saves the states of the GPUs that arguments are on."""
+    """Checks random states, of which checkpoint saves those of the GPUs that arguments are on."""
     with FakeTensorMode():
         drawn = torch.rand(2, device="cuda:0")
     regions = Regions(None, None)

@@ -1,4 +1,4 @@
-"""What a BudgetError says: a budget that is enough, what cannot move and why; and who takes it for torch's own error."""
+"""Tests of BudgetError: a budget that is enough, what cannot move and why; and who takes it for torch's own error."""
 
 import gc
 import re
@@ -33,7 +33,7 @@ def enough(error):
 
 
 def refused(run, memory):
-    """What the error says. It itself holds what the run held."""
+    """Returns the text of the error. It itself holds what the run held."""
     try:
         run(memory)
     except tidelog.BudgetError as error:

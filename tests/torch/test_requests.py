@@ -1,4 +1,4 @@
-"""What a session asks for is done in C++ where it is usual."""
+"""Tests that usual requests of a session are done in C++."""
 
 import contextlib
 import ctypes
@@ -36,7 +36,7 @@ def tide(pool):
 
 
 def borrowed(_tide, tensor):
-    """Another thread uses it: its memory stays until that thread has ended."""
+    """Borrows the storage in another thread: its memory stays until that thread has ended."""
     record = tensor.untyped_storage()._tide
     record.borrow(1)
     timer = threading.Timer(0.2, lambda: record.borrow(-1))
@@ -45,13 +45,13 @@ def borrowed(_tide, tensor):
 
 
 def resized(_tide, tensor):
-    """In C++, which nobody has heard of."""
+    """Resizes the storage in C++, unseen by the block."""
     torch._C.StorageBase.resize_(tensor.untyped_storage(), 2 * SIZE)
     return None
 
 
 def pinned(_tide, tensor):
-    """In this moment."""
+    """Pins the storage in this moment."""
     record = tensor.untyped_storage()._tide
     record.pins += 1
 
@@ -107,7 +107,7 @@ def test_what_was_lent_between_its_copy_and_its_release_keeps_its_memory(tide, m
 
 
 def out_of(tide, count):
-    """So many tensors that are out. Whoever sums one up knows already what that needs."""
+    """Returns `count` tensors that are out. Whoever sums one up knows already what that needs."""
     tensors = [torch.full((SIZE // 4,), float(number)) for number in range(count)]
     for tensor in tensors:
         tide.evict(tensor)

@@ -23,7 +23,7 @@ PLENTY = device.budget(64 * MIB)
 
 @pytest.fixture(autouse=True)
 def no_invariants(monkeypatch):
-    """What torch does where nobody asks for more, without its warning."""
+    """Skips invariants of sparse tensors, as torch does by default, without its warning."""
     before = torch.sparse.check_sparse_tensor_invariants.is_enabled()
     torch.sparse.check_sparse_tensor_invariants.disable()
     yield
@@ -80,7 +80,7 @@ def test_results_that_are_sparse_where_all_fits(pool):
 
 
 def test_components_count_from_the_start_and_while_all_fits(pool):
-    """Of a sparse tensor that is older than the block, and of one that an op makes."""
+    """Counts the components of a sparse tensor that is older than the block, and of one that an op makes."""
     values = torch.randn(50_000)
     older = torch.sparse_coo_tensor(torch.arange(50_000)[None], values, (50_000,))
     size = values.nbytes + older._indices().nbytes

@@ -71,7 +71,7 @@ def keep_in_cpp(_tide, gradient):
 
 
 def share(_tide, gradient):
-    """With a mapping of the same memory, as another process would have it."""
+    """Shares a gradient with a mapping of the same memory, as another process would have it."""
     descriptor, size = gradient.share_memory_().untyped_storage()._share_fd_cpu_()
     kept.append(torch.UntypedStorage._new_shared_fd_cpu(os.dup(descriptor), size))
 
@@ -156,7 +156,7 @@ def test_a_sum_of_what_functorch_wraps_changes_nothing_that_is_kept(pool):
 
 
 class Reused(nn.Module):
-    """What each layer gets has several gradients, and somebody keeps the first of them, or their sum."""
+    """Model whose layers' inputs have several gradients, the first of which, or their sum, is kept."""
 
     def __init__(self, checkpointing=False):
         super().__init__()
@@ -191,7 +191,7 @@ ORDERS = {
 @pytest.mark.parametrize("mode", ["reactive", "auto"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_sums_in_other_orders_change_nothing_that_is_kept(pool, order, mode):
-    """The same gradients as without a block, and whoever keeps one has what it was."""
+    """Compares gradients with those of a run without a block; whoever keeps one has what it was."""
 
     def scenario(program):
         model = program.model

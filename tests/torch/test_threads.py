@@ -39,7 +39,7 @@ def older():
 
 
 def run(function, *arguments):
-    """In a thread; returns what it returned, or raises what it raised."""
+    """Runs a function in a thread; returns what it returned, or raises what it raised."""
     found = []
 
     def target():
@@ -235,7 +235,7 @@ def asyncio_to_thread(world, _):
 
 @program
 def average_is_kept_by_a_thread(world, _):
-    """It writes what is out."""
+    """Averages in a thread, which writes tensors that are out."""
     average = [value.detach().clone() for value in world.model.parameters()]
 
     @torch.no_grad()
@@ -313,7 +313,7 @@ def many_threads_at_once(world, _):
 
 @program
 def logs_all_the_time(world, _):
-    """What it sees depends on when it looks, but it never keeps the training from going on, nor changes it."""
+    """Logs in a thread, whose output depends on the time, but which never stops the training, nor changes it."""
     stop, looks = threading.Event(), []
 
     def look():
@@ -341,7 +341,7 @@ def test_a_program_with_threads_has_the_same_bits(compare, older, name):
 @pytest.mark.parametrize("updates", ["lazy", "early"])
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in BETWEEN])
 def test_it_has_them_with_updates_at_other_times(compare, older, name, updates):
-    """Of what a step leaves, only gradients are gone."""
+    """Checks the state that a step leaves, of which only gradients are gone."""
 
     def scenario(world):
         PROGRAMS[name](world, older)
@@ -353,7 +353,9 @@ def test_it_has_them_with_updates_at_other_times(compare, older, name, updates):
 
 @pytest.mark.host_memory(device.SHARED)
 def test_a_queue_of_processes_takes_what_is_out(compare):
-    """Its own thread pickles: an error there would be printed, and whoever waits at the other end would hang."""
+    """Checks a queue, whose own thread pickles: an error there would be printed, and whoever waits at the other end
+    would hang.
+    """
 
     def scenario(world):
         box = torch.multiprocessing.get_context("fork").Queue()
@@ -439,7 +441,7 @@ def test_an_op_that_waits_for_a_thread_is_no_deadlock(pool, monkeypatch):
 
 
 def test_an_error_of_a_turn_ends_it(pool):
-    """What a thread asks for does not fit: the error is the thread's alone."""
+    """Checks a request of a thread that does not fit: the error is the thread's alone."""
     world = World()
     many = [torch.randn(64, 64, device=world.x.device) for _ in range(40)]
     with world.block(pool, "reactive"):

@@ -16,7 +16,7 @@ from tidetest.world import World
 
 
 def push_everything_out(world):
-    """As much as can move: the checkpoint has to bring it back piece by piece."""
+    """Evicts as much as can move: the checkpoint has to bring it back piece by piece."""
     if world.tide is not None:
         for tensor in world.tensors().values():
             try:
@@ -93,7 +93,7 @@ def test_what_is_loaded_inside_the_block_moves_and_stays_tied(compare, place, le
 
 
 def test_where_loading_asks_whether_a_storage_has_memory_it_still_moves(compare):
-    """As `torch.load` does before torch 2.15."""
+    """Loads as `torch.load` does before torch 2.15."""
     asked = {}
     exec("def load_tensor(storage): return storage._data_ptr()", vars(torch.serialization), asked)
 
@@ -231,7 +231,7 @@ def test_safetensors_larger_than_the_budget_is_refused_by_name(pool, tmp_path, m
 
 
 def test_state_dict_consumers(compare):
-    """What people do with a state_dict: hash it, add it up, average it, move it, walk it."""
+    """Uses a state_dict in usual ways: hash it, add it up, average it, move it, walk it."""
 
     def scenario(world):
         world.steps(1)

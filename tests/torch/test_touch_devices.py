@@ -25,7 +25,7 @@ def check_names(error, pool, *tensor_names):
 
 @pytest.fixture
 def quiet():
-    """What is lost for good may not come back when the block ends; that is warned about, not raised again."""
+    """Silences the warning at a block's end about tensors that are lost for good."""
     import warnings
 
     with warnings.catch_warnings():

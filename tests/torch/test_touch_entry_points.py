@@ -22,7 +22,7 @@ def test_the_list_only_grows():
 
 
 def seen(way, prepare=lambda inputs: None):
-    """What a way shows. Random numbers are the same each time."""
+    """Returns the output of an entry point. Random numbers are the same each time."""
     inputs = Inputs()
     prepare(inputs)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():

@@ -124,8 +124,8 @@ class Watched:
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("place", ["await_loans", "take", "give"])
 def test_ctrl_c_while_memory_goes_or_comes(pool, mode, place, when, monkeypatch):
-    """At a call within the handling of a request: the request comes again, and nothing is counted
-    twice or not at all.
+    """Interrupts a call within the handling of a request: the request comes again, and nothing is counted twice or not
+    at all.
     """
     world = World()
     with world.block(pool, mode) as tide:

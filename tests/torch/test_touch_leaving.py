@@ -67,7 +67,9 @@ def left_quietly():
 
 
 def test_what_fits_comes_back_and_the_rest_is_named(pool, mode):
-    """After the block each tensor is right, or every touch raises an error with its name; the warning tells which."""
+    """Checks that each tensor is right after the block, or every touch raises an error with its name; the warning tells
+    which.
+    """
     world = World()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -145,7 +147,7 @@ def test_restore_after_a_block_that_ended_with_nothing_out_does_nothing(pool, mo
 
 
 def test_leaving_while_bytes_come_in(pool, mode):
-    """What is half way in has memory that a device writes: it arrives, and that memory is not exchanged under it."""
+    """Leaves the block while a device writes memory: it arrives, and that memory is not exchanged under it."""
     world = World()
     expected = bits(world.loose)
     with left_quietly(), world.block(pool, mode):
@@ -162,8 +164,8 @@ def test_leaving_while_bytes_come_in(pool, mode):
 
 
 def test_leaving_while_bytes_go_out(pool, mode):
-    """What is half way out stays: after the block nobody would see that it is written, and old
-    bytes would come back.
+    """Leaves the block while memory is being written out: it stays, as after the block nobody would see that it is
+    written, and old bytes would come back.
     """
     for _ in range(halfway.ATTEMPTS):
         world = World()

@@ -1,4 +1,6 @@
-"""Other modes of torch around and inside the block: no_grad, inference_mode, autocast, dispatch modes, fake tensors."""
+"""Tests of other modes of torch around and inside the block: no_grad, inference_mode, autocast, dispatch modes, fake
+tensors.
+"""
 
 import contextlib
 

@@ -44,7 +44,7 @@ def test_a_read_of_a_tensor_that_is_out_sees_its_bytes(compare, subject):
 
 
 def test_a_read_while_the_tensor_is_moving_sees_its_bytes(compare):
-    """Not pushed out by hand: wherever the plan or the policy has the tensor at that moment."""
+    """Reads tensors wherever the plan or the policy has the tensor at that moment."""
 
     def scenario(world):
         for number, touch in enumerate(IN_ORDER):
@@ -60,7 +60,7 @@ def test_a_read_while_the_tensor_is_moving_sees_its_bytes(compare):
 
 
 def test_reads_between_steps_find_what_they_brought_back(compare):
-    """Nothing of the coming step uses these tensors: each is the best victim for it once its read is over."""
+    """Reads tensors that the coming step does not use: each is the best victim for it once its read is over."""
 
     def scenario(world):
         for number in range(4):

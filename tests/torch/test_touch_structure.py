@@ -1,4 +1,4 @@
-"""What changes which memory a tensor has: views, set_, resize_, .data =, out=, swapping, dtypes, deaths."""
+"""Tests of changes of a tensor's memory: views, set_, resize_, .data =, out=, swapping, dtypes, deaths."""
 
 import gc
 import weakref

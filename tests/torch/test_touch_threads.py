@@ -1,4 +1,6 @@
-"""Other threads see the right bytes; forked children, too, or an error that names the tensor. Never old bytes."""
+"""Tests that other threads see the right bytes; forked children, too, or an error that names the tensor. Never old
+bytes.
+"""
 
 import contextlib
 import os
@@ -16,7 +18,7 @@ from tidetest.world import World
 
 
 def in_a_thread(function):
-    """Runs it in another thread; returns what it returned or raised."""
+    """Runs a function in another thread; returns what it returned or raised."""
     found = []
 
     def target():
@@ -50,7 +52,7 @@ TOUCHES = {
 @pytest.mark.parametrize("touch", sorted(TOUCHES))
 @pytest.mark.parametrize("subject", ["parameter", "loose"])
 def test_another_thread_sees_the_bytes(pool, mode, touch, subject):
-    """It waits until they are back."""
+    """Checks that another thread waits until the bytes are back."""
     plain = World()
     plain.steps(4)
     with torch.no_grad():

@@ -31,7 +31,7 @@ def quiet():
 
 
 def in_thread(function):
-    """In one that has ended when this returns."""
+    """Runs a function in a thread that has ended when this returns."""
     results = []
     thread = threading.Thread(target=lambda: results.append(function()))
     thread.start()

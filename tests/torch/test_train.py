@@ -112,7 +112,7 @@ def test_a_row_says_what_was_found(script, result, word, says):
 
 
 def test_a_run_with_other_losses_fails_the_comparison(script, monkeypatch, capsys, tmp_path):
-    """And is run again by a later call, as one that broke is; what passed is not."""
+    """Checks that a failed run is run again by a later call, as one that broke is; what passed is not."""
     asked = []
 
     def child(comparison, wanted, plain, *rest):

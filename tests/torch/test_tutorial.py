@@ -77,7 +77,7 @@ def alike(output, differs):
 
 @pytest.fixture(name="env")
 def environment(tmp_path):
-    """What a reader has who installed Tidelog: its command, its tools and its package are found."""
+    """Returns the environment of a reader who installed Tidelog: its command, its tools and its package are found."""
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "tidelog").write_text(f'#!/bin/sh\nexec {sys.executable} -m tidelog "$@"\n')

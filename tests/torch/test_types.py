@@ -1,5 +1,6 @@
-"""What users are told of types is true: the typed program uses every public name, and the dictionaries
-that Tidelog gives have the keys that their types say. mypy itself is a part of `make lint`."""
+"""Tests that the types are true: the typed program uses every public name, and the dictionaries that Tidelog gives have
+the keys that their types say. mypy itself is a part of `make lint`.
+"""
 
 import ast
 import inspect
@@ -43,7 +44,7 @@ def test_names_of_policies_are_those_of_the_library():
 
 
 def keys(kind, value, at="stats"):
-    """What is wrong with a dictionary, by its TypedDict."""
+    """Describes the errors of a dictionary, by its TypedDict."""
     for choice in typing.get_args(kind) if type(None) in typing.get_args(kind) else ():
         kind = choice if choice is not type(None) and value is not None else kind
     if typing.is_typeddict(kind):

@@ -1,5 +1,5 @@
-"""What a version of torch must have for all of Tidelog: a small GPT trains in each way with the bits of its plain run,
-and nothing is off. `make test-versions` runs this with other versions of torch than the one that is installed.
+"""Tests of a version of torch: a small GPT trains in each way with the bits of its plain run, and nothing is off. `make
+test-versions` runs this with other versions of torch than the one that is installed.
 """
 
 import contextlib
@@ -94,7 +94,7 @@ class Program:
             self.done += 1
 
     def result(self):
-        """All that it holds, tensor by tensor: in a block it does not fit at once."""
+        """Yields the state tensor by tensor: in a block it does not fit at once."""
         state, named = self.optimizer.state, list(self.model.named_parameters())
         yield "losses", self.losses
         for name, parameter in named:
@@ -278,7 +278,7 @@ def test_the_versions_that_are_refused():
 
 
 def test_a_torch_that_is_too_old_is_refused_at_import_by_one_sentence():
-    """Before anything of it is looked for that it may not have."""
+    """Checks that a torch is refused before anything of it is looked for that it may not have."""
     script = "import torch\ntorch.__version__ = '2.9.1'\ntry:\n    import tidelog\nexcept ImportError as error:\n    print(error)"
     ended = subprocess.run(
         [sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=False

@@ -161,7 +161,7 @@ def test_the_three_lines_run(installed, wheel, tmp_path):
 
 
 def test_a_machine_without_a_compiler_trains(installed, tmp_path):
-    """By what is prebuilt: nothing is compiled or kept."""
+    """Trains with prebuilt modules: nothing is compiled or kept."""
     alone = ["env", "-i", "PATH=/nowhere", f"HOME={tmp_path}", installed / "python", "-c"]
     three_lines = THREE_LINES.format(pool=str(tmp_path))
     assert said(*alone, three_lines + '    print(tide.stats()["dispatch"])', cwd=tmp_path).split()[2] == "True"
@@ -177,7 +177,7 @@ def test_a_machine_without_a_compiler_trains(installed, tmp_path):
 
 
 def test_what_is_prebuilt_asks_no_more_of_the_machine_than_the_wheel_does(installed):
-    """Of glibc 2.28 and its libstdc++, as `make wheel` checks."""
+    """Checks that prebuilt modules need no more than glibc 2.28 and its libstdc++, as `make wheel` checks."""
     (module,) = installed.parent.glob("lib/python*/site-packages/tidelog/native/prebuilt/*.so")
     libraries = Path(torch.__file__).parent / "lib"
     assert prebuilt.too_new(module, libraries, "2.28") == []
@@ -198,7 +198,7 @@ def test_each_tool_says_the_version_of_the_wheel(installed, wheel, tool):
 
 @pytest.fixture(scope="module")
 def prefix(tmp_path_factory):
-    """What `make install` leaves, with a library folder as some distributions have it."""
+    """Installs by `make install`, with a library folder as some distributions have it."""
     folder = tmp_path_factory.mktemp("usr")
     install(folder)
     return folder

@@ -1,4 +1,4 @@
-// The same as tensors.c in C++17: handles that close themselves, errors as exceptions.
+// Example tensors.c in C++17: handles that close themselves, errors as exceptions.
 //
 //   c++ -std=c++17 tensors.cpp $(pkg-config --cflags --libs tidelog) -o tensors
 //   ./tensors /mnt/nvme0/tide,/mnt/nvme1/tide

@@ -82,7 +82,7 @@ extern "C" {
 #define TIDE_FULL -9
 
 /**
- * Another process or host has the share or the device.
+ * Status: another process or host has the share or the device.
  */
 #define TIDE_HELD -10
 
@@ -113,8 +113,8 @@ extern "C" {
 #define TIDE_BUSY -15
 
 /**
- * For callbacks that end the function which calls them, because of Ctrl-C for one. What was asked
- * for is asked for again.
+ * Status of callbacks that end the function which calls them, because of Ctrl-C for one. What was
+ * asked for is asked for again.
  */
 #define TIDE_INTERRUPTED -16
 
@@ -130,22 +130,22 @@ extern "C" {
 #define TIDE_VERSION_MAJOR 0
 
 /**
- * As above.
+ * Minor version of the C ABI.
  */
-#define TIDE_VERSION_MINOR 1
+#define TIDE_VERSION_MINOR 2
 
 /**
- * As above: corrections.
+ * Patch version of the C ABI: corrections.
  */
 #define TIDE_VERSION_PATCH 0
 
 /**
- * In `flags` of a transfer: it goes before those that are not urgent.
+ * Flag of a transfer: it goes before those that are not urgent.
  */
 #define TIDE_URGENT 1
 
 /**
- * As `timeout_ms`: until the end, however long that takes. As an `int` it is -1.
+ * Timeout of a wait without one: until the end, however long that takes. As an `int` it is -1.
  */
 #define TIDE_FOREVER UINT32_MAX
 
@@ -173,9 +173,9 @@ extern "C" {
 #define TIDE_SETTLE 4
 
 /**
- * As `TIDE_EVICT`, for a part of the storage, which begins where `tide_session_part_begin` says:
- * return the address of that part. Others of its parts may be out, and those bytes are somewhere
- * in memory all the same.
+ * Request to evict a part, as `TIDE_EVICT` is for a storage; it begins where
+ * `tide_session_part_begin` says: return the address of that part. Others of its parts may be out,
+ * and those bytes are somewhere in memory all the same.
  */
 #define TIDE_EVICT_PART 5
 
@@ -202,7 +202,7 @@ extern "C" {
 #define TIDE_PARTS_RESIDENT 0
 
 /**
- * The same, and there is a copy of the bytes of one at least.
+ * State of parts of which a copy has the bytes of one at least.
  */
 #define TIDE_PARTS_COPIED 1
 
@@ -217,22 +217,23 @@ extern "C" {
 #define TIDE_PARTS_AWAY 3
 
 /**
- * Where plans may move parts of storages, numbers below this are the session's own.
+ * Least number of storages for the framework where plans may move parts of storages; lower numbers
+ * are the session's own.
  */
 #define TIDE_PART_NUMBERS 4096
 
 /**
- * In an element of `uses`: the op writes the storage.
+ * Flag in an element of `uses`: the op writes the storage.
  */
 #define TIDE_MODIFIES 2147483648
 
 /**
- * In the `storage` of a birth: its memory is not the framework's own and must stay.
+ * Flag in the `storage` of a birth: its memory is not the framework's own and must stay.
  */
 #define TIDE_UNMOVABLE 4294967296
 
 /**
- * How to open a pool.
+ * Options to open a pool.
  */
 typedef struct tide_pool_options {
   /**
@@ -270,14 +271,14 @@ typedef struct tide_pool_options {
    */
   uint8_t gpu;
   /**
-   * Where that GPU's memory begins that transfers by "gds" read and write in place, without a
-   * copy, from multiples of 4 KiB on: an arena of `cuMemAlloc`'s. It stays allocated until
+   * Address of the GPU's memory that transfers by "gds" read and write in place, without a copy,
+   * from multiples of 4 KiB on: an arena of `cuMemAlloc`'s. It stays allocated until
    * `tide_pool_close` has returned. What cuFile refuses to register is copied like other memory
    * (the data path's notes in the statistics say why). 0: none.
    */
   uint64_t arena;
   /**
-   * Its bytes.
+   * The bytes.
    */
   uint64_t arena_bytes;
   /**
@@ -301,7 +302,7 @@ typedef struct tide_pool_options {
 } tide_pool_options;
 
 /**
- * How to open a session.
+ * Options to open a session.
  */
 typedef struct tide_session_options {
   /**
@@ -348,11 +349,11 @@ typedef struct tide_session_options {
    */
   uint8_t reactive;
   /**
-   * Who plans: 1 the published algorithm, 2 Tidelog's own; 0 leaves the choice to Tidelog.
+   * Planner: 1 the published algorithm, 2 Tidelog's own; 0 leaves the choice to Tidelog.
    */
   uint8_t policy;
   /**
-   * Where the storages are: CUDA's number of the GPU plus one; 0: in host memory.
+   * Device of the storages: CUDA's number of the GPU plus one; 0: in host memory.
    */
   uint8_t gpu;
   /**
@@ -362,7 +363,7 @@ typedef struct tide_session_options {
    */
   uint64_t must_exist;
   /**
-   * How many shares a pool gets that is made, one for each process that will own one; 0: one.
+   * Number of shares of a pool that is made, one for each process that will own one; 0: one.
    */
   uint64_t share_count;
   /**
@@ -383,7 +384,7 @@ typedef struct tide_birth {
    */
   uint64_t storage;
   /**
-   * Its bytes.
+   * The bytes.
    */
   uint64_t size;
   /**
@@ -426,7 +427,7 @@ typedef struct tide_region {
    */
   uint32_t first_begin;
   /**
-   * Behind its last.
+   * End of the first run.
    */
   uint32_t first_end;
   /**
@@ -434,7 +435,7 @@ typedef struct tide_region {
    */
   uint32_t again_begin;
   /**
-   * Behind its last.
+   * End of the second run.
    */
   uint32_t again_end;
 } tide_region;
@@ -444,11 +445,11 @@ typedef struct tide_region {
  */
 typedef struct tide_bytes {
   /**
-   * Where they begin in the storage. Of a part: a multiple of 2 MiB.
+   * Start of the bytes in the storage. Of a part: a multiple of 2 MiB.
    */
   uint64_t begin;
   /**
-   * How many they are.
+   * Number of bytes.
    */
   uint64_t length;
   /**
@@ -467,7 +468,7 @@ typedef struct tide_bytes {
  */
 typedef struct tide_memory {
   /**
-   * Where the bytes are, on the session's GPU if it has one. 0: there is none, or they cannot
+   * Address of the bytes, on the session's GPU if it has one. 0: there is none, or they cannot
    * move now.
    */
   uint64_t address;
@@ -478,16 +479,16 @@ typedef struct tide_memory {
    */
   void *after;
   /**
-   * Of an allocation on a GPU: the `CUevent` that the library records behind the last copy. The
-   * storage may be settled or released before it has happened, and every stream that uses the
-   * bytes or the memory waits for it. It may be the event that `after` is. Null: the storage is
-   * settled once its bytes are there. Of an eviction on a GPU, the same for what is copied out:
-   * the event that `after` is, which the library records behind the last look at the memory.
-   * Null: the storage is released once that was.
+   * Event of an allocation on a GPU: the `CUevent` that the library records behind the last
+   * copy. The storage may be settled or released before it has happened, and every stream that
+   * uses the bytes or the memory waits for it. It may be the event that `after` is. Null: the
+   * storage is settled once its bytes are there. Of an eviction on a GPU, the same for what is
+   * copied out: the event that `after` is, which the library records behind the last look at the
+   * memory. Null: the storage is released once that was.
    */
   void *landed;
   /**
-   * Of an eviction on a GPU: a `CUevent` behind the last kernel that is known to use the
+   * Event of an eviction on a GPU: a `CUevent` behind the last kernel that is known to use the
    * storage, where that is earlier than `after`. Bytes that are written are read from then on.
    * They are compared with the memory from `after` on, before its release: what a kernel wrote
    * that nobody knew of is written again. Null: all waits for `after`.
@@ -520,7 +521,8 @@ typedef int32_t (*tide_settle_callback)(void *context,
 typedef int32_t (*tide_wait_callback)(void *context);
 
 /**
- * What a session calls while one of its functions runs, on the thread that called the function.
+ * Callbacks of a session, called while one of its functions runs, on the thread that called the
+ * function.
  *
  * A callback returns 0 or more where it has done what it is for. Below 0 it ends the function,
  * which returns that number: `TIDE_INTERRUPTED` for Ctrl-C. What it was asked for is asked for
@@ -590,7 +592,7 @@ typedef struct tide_tensor {
 } tide_tensor;
 
 /**
- * The version of the library, as text: "0.1.0".
+ * The version of the library, as text: "0.2.0".
  */
 const char *tide_version(void);
 
@@ -622,10 +624,11 @@ int32_t tide_pool_open(const struct tide_pool_options *options, uint64_t *pool);
 int32_t tide_pool_close(uint64_t pool);
 
 /**
- * As `tide_pool_close`, waiting at most `timeout_ms` for devices: transfers in flight end as
- * stopped then, commits that were begun are in doubt until the pool is opened again, and the call
- * returns half a second later at most. Devices that may still do something keep their memory and
- * the share until the process ends, which the error says. `TIDE_FOREVER` is `tide_pool_close`.
+ * Closes, as `tide_pool_close` does, waiting at most `timeout_ms` for devices: transfers in flight
+ * end as stopped then, commits that were begun are in doubt until the pool is opened again, and
+ * the call returns half a second later at most. Devices that may still do something keep their
+ * memory and the share until the process ends, which the error says. `TIDE_FOREVER` is
+ * `tide_pool_close`.
  */
 int32_t tide_pool_close_within(uint64_t pool, uint32_t timeout_ms);
 
@@ -816,10 +819,10 @@ int32_t tide_batch_delete(uint64_t batch, const char *name);
 int32_t tide_batch_commit(uint64_t batch);
 
 /**
- * As `tide_batch_commit`, without waiting: everything in the batch is on the media once the ticket
- * is ready. Commits become durable in the order in which they were started, and those that are in
- * flight together share their flushes. A commit that was started cannot be cancelled, and closing
- * the pool waits for it.
+ * Starts a commit, as `tide_batch_commit` does, without waiting: everything in the batch is on the
+ * media once the ticket is ready. Commits become durable in the order in which they were started,
+ * and those that are in flight together share their flushes. A commit that was started cannot be
+ * cancelled, and closing the pool waits for it.
  *
  * # Safety
  * `ticket` points to one `uint64_t`.
@@ -832,8 +835,9 @@ int32_t tide_batch_start_commit(uint64_t batch, uint64_t *ticket);
 int32_t tide_batch_drop(uint64_t batch);
 
 /**
- * As `tide_put`, from the memory of the GPU that the pool was opened for. The bytes are read once
- * `after`, a `CUevent` recorded behind the kernels that make them, has happened; null: at once.
+ * Puts, as `tide_put` does, from the memory of the GPU that the pool was opened for. The bytes are
+ * read once `after`, a `CUevent` recorded behind the kernels that make them, has happened; null:
+ * at once.
  *
  * # Safety
  * `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and
@@ -849,11 +853,11 @@ int32_t tide_put_gpu(uint64_t pool,
                      uint64_t *ticket);
 
 /**
- * As `tide_get`, into the memory of the GPU that the pool was opened for, written once `after` has
- * happened: the last kernel that uses what was there before; null: at once. With `landed` the
- * ticket is ready, and released, as soon as the copies are on their way: that event was then
- * recorded behind them, and every stream that uses the bytes waits for it. Null: ready when they
- * are there.
+ * Gets, as `tide_get` does, into the memory of the GPU that the pool was opened for, written once
+ * `after` has happened: the last kernel that uses what was there before; null: at once. With
+ * `landed` the ticket is ready, and released, as soon as the copies are on their way: that event
+ * was then recorded behind them, and every stream that uses the bytes waits for it. Null: ready
+ * when they are there.
  *
  * # Safety
  * `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and
@@ -871,9 +875,9 @@ int32_t tide_get_gpu(uint64_t pool,
                      uint64_t *ticket);
 
 /**
- * As `tide_batch_put`, from the memory of the GPU that the pool was opened for. The bytes are read
- * once `after`, a `CUevent` recorded behind the kernels that make them, has happened; null: at
- * once. No more of them is in host memory than staging holds.
+ * Puts, as `tide_batch_put` does, from the memory of the GPU that the pool was opened for. The
+ * bytes are read once `after`, a `CUevent` recorded behind the kernels that make them, has
+ * happened; null: at once. No more of them is in host memory than staging holds.
  *
  * # Safety
  * `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and
@@ -967,7 +971,7 @@ int32_t tide_session_evict(uint64_t session, uint32_t storage);
 int32_t tide_session_step(uint64_t session, int32_t mark);
 
 /**
- * Before an op: ready once its storages are resident and its outputs have room. `index` below zero
+ * Begins an op: ready once its storages are resident and its outputs have room. `index` below zero
  * is outside a step.
  *
  * # Safety
@@ -982,7 +986,7 @@ int32_t tide_session_op_begin(uint64_t session,
                               uint64_t needs);
 
 /**
- * After an op, its births reported: ready once the budget holds with its outputs.
+ * Ends an op, its births reported: ready once the budget holds with its outputs.
  */
 int32_t tide_session_op_end(uint64_t session);
 
@@ -1034,7 +1038,7 @@ int32_t tide_session_wait(uint64_t session, uint32_t timeout_ms);
 
 /**
  * The next request: returns `TIDE_ACTION` where there is one. The same request comes again until
- * it is reported done.
+ * it is reported done. Deprecated: version 0.3 has callbacks alone (`tide_session_set_callbacks`).
  *
  * # Safety
  * `action` points to one `tide_action`.
@@ -1059,10 +1063,10 @@ int32_t tide_session_action_done(uint64_t session,
                                  void *after);
 
 /**
- * The same for `TIDE_ALLOCATE` on a GPU, without a wait for the copies. When the storage is
- * settled or released, its bytes may still be on their way: by then the `CUevent` `landed` was
- * recorded behind them, and every stream that uses the bytes, or the memory, waits for it. It may
- * be the event that `after` is. Null: as `tide_session_action_done`.
+ * Completes `TIDE_ALLOCATE` on a GPU without a wait for the copies. When the storage is settled or
+ * released, its bytes may still be on their way: by then the `CUevent` `landed` was recorded
+ * behind them, and every stream that uses the bytes, or the memory, waits for it. It may be the
+ * event that `after` is. Null: as `tide_session_action_done`.
  *
  * # Safety
  * As for `tide_session_action_done`; and nobody else touches the memory before `landed` has
@@ -1084,10 +1088,10 @@ int32_t tide_session_allocated(uint64_t session,
 size_t tide_session_stats(uint64_t session, char *buffer, size_t capacity);
 
 /**
- * What the plan's simulation makes of a step at the pace of the last one, as JSON, written to
- * `buffer`: `time_ns`, `stall_ns`, `stalls`, `bytes_written`, `bytes_read`; null where the last
- * step followed no plan to its end. Simulates, which may take a while. Returns the text's length,
- * 0 for a stale handle.
+ * Writes the plan's simulation of a step at the pace of the last one to `buffer`, as JSON:
+ * `time_ns`, `stall_ns`, `stalls`, `bytes_written`, `bytes_read`; null where the last step
+ * followed no plan to its end. Simulates, which may take a while. Returns the text's length, 0 for
+ * a stale handle.
  *
  * # Safety
  * `buffer` is null or has `capacity` bytes.
@@ -1112,9 +1116,9 @@ int32_t tide_session_report(uint64_t session, const char *path);
 int32_t tide_session_trace(uint64_t session, const char *path);
 
 /**
- * What each op of the step that is about to end took, in nanoseconds: for ops that had not run
- * when they were reported as ended, such as kernels. Without this call the time between the two
- * reports counts.
+ * Reports the time of each op of the step that is about to end, in nanoseconds: for ops that had
+ * not run when they were reported as ended, such as kernels. Without this call the time between
+ * the two reports counts.
  *
  * # Safety
  * `durations` has `count` items.
@@ -1127,15 +1131,15 @@ int32_t tide_session_durations(uint64_t session, const uint64_t *durations, size
 int32_t tide_session_leave_plan(uint64_t session);
 
 /**
- * With `on` non-zero the first plan, once it is ready, is not followed until this is called with
- * 0: ranks of a distributed program begin to follow theirs in the same step. Returns 1 if it is
- * ready, so that the next step can follow it; else 0.
+ * Holds the first plan: with `on` non-zero it is not followed, once ready, until this is called
+ * with 0: ranks of a distributed program begin to follow theirs in the same step. Returns 1 if it
+ * is ready, so that the next step can follow it; else 0.
  */
 int32_t tide_session_hold_plan(uint64_t session, int32_t on);
 
 /**
- * From here on plans may move parts of storages, and the caller is asked for parts. Before any
- * storage is born. Where storages are on a GPU only those that are called divisible move in parts.
+ * Lets plans move parts of storages, and the caller is asked for parts. Before any storage is
+ * born. Where storages are on a GPU only those that are called divisible move in parts.
  */
 int32_t tide_session_use_parts(uint64_t session);
 
@@ -1146,8 +1150,8 @@ int32_t tide_session_use_parts(uint64_t session);
 int32_t tide_session_divisible(uint64_t session, uint32_t storage);
 
 /**
- * Where in its storage the part begins that the next request, which is number `sequence`, is
- * about: written to `begin`, in bytes. A multiple of 2 MiB.
+ * Writes to `begin` where in its storage the part begins that the next request, which is number
+ * `sequence`, is about, in bytes. A multiple of 2 MiB.
  *
  * # Safety
  * `begin` points to one `uint64_t`.
@@ -1165,8 +1169,8 @@ int32_t tide_session_part_begin(uint64_t session, uint64_t sequence, uint64_t *b
 int32_t tide_session_plan(uint64_t session, const uint8_t **due, uint64_t *count);
 
 /**
- * Which of these regions of the planned step are better run once, so that what they make stays or
- * moves: looked for from here on, beside the training. Refused before there is a plan.
+ * Chooses which of these regions of the planned step are better run once, so that what they make
+ * stays or moves: looked for from here on, beside the training. Refused before there is a plan.
  *
  * # Safety
  * `regions` has `count` items.
@@ -1190,8 +1194,8 @@ int32_t tide_session_choose_regions(uint64_t session,
 size_t tide_session_chosen_regions(uint64_t session, char *buffer, size_t capacity);
 
 /**
- * Between two steps: those to come are others. There is no plan from here on; they are recorded
- * and planned for as the first ones were.
+ * Restarts learning between two steps: those to come are others. There is no plan from here on;
+ * they are recorded and planned for as the first ones were.
  */
 int32_t tide_session_learn_again(uint64_t session);
 
@@ -1237,9 +1241,9 @@ int32_t tide_batch_seal(uint64_t batch,
                         size_t count);
 
 /**
- * As `tide_batch_seal`, of what the seal `from` holds under these ids; where it holds nothing, of
- * what this batch has put or stands. What `from` was made of may have changed meanwhile. It must
- * be committed; `TIDE_NOT_FOUND` where there is none.
+ * Seals, as `tide_batch_seal` does, what the seal `from` holds under these ids; where it holds
+ * nothing, of what this batch has put or stands. What `from` was made of may have changed
+ * meanwhile. It must be committed; `TIDE_NOT_FOUND` where there is none.
  *
  * # Safety
  * `seal` and `from` are NUL-terminated; `tensors` has `count` items.
@@ -1270,8 +1274,8 @@ int32_t tide_batch_drop_seal(uint64_t batch, const char *seal);
 size_t tide_pool_seals(uint64_t pool, char *buffer, size_t capacity);
 
 /**
- * What a seal holds as JSON, written to `buffer`: of each tensor its `id` (32 hexadecimal digits),
- * its `name` or null, and its `length`. Returns the text's length, 0 for an error.
+ * Writes the tensors of a seal to `buffer`, as JSON: of each tensor its `id` (32 hexadecimal
+ * digits), its `name` or null, and its `length`. Returns the text's length, 0 for an error.
  *
  * # Safety
  * `seal` is NUL-terminated; `buffer` is null or has `capacity` bytes.
@@ -1279,7 +1283,7 @@ size_t tide_pool_seals(uint64_t pool, char *buffer, size_t capacity);
 size_t tide_seal_tensors(uint64_t pool, const char *seal, char *buffer, size_t capacity);
 
 /**
- * As `tide_get`, of what a seal holds.
+ * Gets, as `tide_get` does, from a seal.
  *
  * # Safety
  * `seal` is NUL-terminated; `address` has `length` bytes that nobody else touches until the ticket
@@ -1315,13 +1319,13 @@ int32_t tide_seal_verify(uint64_t pool, const char *seal);
 int32_t tide_session_pool(uint64_t session, uint64_t *pool);
 
 /**
- * For each of `count` storages of a session the id in the log of a copy that has its bytes, in
- * `tensors`; zeroes where there is none: it was never written, or has changed since. `addresses`
- * and `lengths` say where the storages' memory is, 0 for those that are not in memory. What is in
- * memory is compared with its copy, by checksums and without reading that: bytes that changed
- * unseen have none, and neither has what is pinned or cannot move. With `write` not 0, what is in
- * memory, has no copy and could leave is written: it is clean from then on. Of a call that fails
- * nothing is left. Nobody changes or evicts the storages during the call.
+ * Writes to `tensors`, for each of `count` storages of a session, the id in the log of a copy that
+ * has its bytes; zeroes where there is none: it was never written, or has changed since.
+ * `addresses` and `lengths` say where the storages' memory is, 0 for those that are not in memory.
+ * What is in memory is compared with its copy, by checksums and without reading that: bytes that
+ * changed unseen have none, and neither has what is pinned or cannot move. With `write` not 0,
+ * what is in memory, has no copy and could leave is written: it is clean from then on. Of a call
+ * that fails nothing is left. Nobody changes or evicts the storages during the call.
  *
  * # Safety
  * `storages`, `addresses`, `lengths` and `tensors` have `count` items; each address that is not 0
@@ -1336,7 +1340,7 @@ int32_t tide_session_copies(uint64_t session,
                             struct tide_tensor *tensors);
 
 /**
- * How much memory of the host this process may use, as JSON, written to `buffer`: `machine`, what
+ * Writes the limits of the host's memory for this process to `buffer`, as JSON: `machine`, what
  * the machine has; `limit`, the lowest limit of the control groups (of a container, say) that the
  * process is in, and `limit_file`, the kernel's file that sets it, both null where none is below
  * `machine`; `available`, what can be allocated now without swapping and below every limit. All in
@@ -1348,14 +1352,14 @@ int32_t tide_session_copies(uint64_t session,
 size_t tide_host_memory(char *buffer, size_t capacity);
 
 /**
- * Whether large allocations of `tide_memory_allocate` come from memory that is kept when it is
- * freed, so that it can be used again without page faults. With 0 all that is kept goes back to
+ * Sets whether large allocations of `tide_memory_allocate` come from memory that is kept when it
+ * is freed, so that it can be used again without page faults. With 0 all that is kept goes back to
  * the system; what is allocated stays until it is freed. It is the whole process's.
  */
 int32_t tide_memory_keep(int32_t on);
 
 /**
- * Whether the calling thread keeps small blocks that it frees by `tide_memory_free`, 8 MiB at
+ * Sets whether the calling thread keeps small blocks that it frees by `tide_memory_free`, 8 MiB at
  * most, and gets them again for allocations of the same size. With 0 all of them go back to the C
  * library.
  */
@@ -1377,7 +1381,8 @@ uint64_t tide_memory_release(uint64_t bytes);
 uint64_t tide_memory_hold(uint64_t most);
 
 /**
- * How many bytes of freed memory are kept: for all threads, and small blocks of the calling one.
+ * Returns the bytes of freed memory that are kept, for all threads, and small blocks of the
+ * calling one.
  */
 uint64_t tide_memory_kept(void);
 
@@ -1392,13 +1397,13 @@ uint64_t tide_memory_kept(void);
 void tide_memory_decommit(void *address, uint64_t length);
 
 /**
- * The same part is about to be written again: what is kept makes way for its pages.
+ * Recommits a part that is about to be written again: what is kept makes way for its pages.
  */
 void tide_memory_recommit(void *address, uint64_t length);
 
 /**
- * As `posix_memalign`, which it calls for what is small, and while nothing is to be kept. Small
- * sizes are rounded up to multiples of 64 bytes.
+ * Allocates, as `posix_memalign` does, which it calls for what is small, and while nothing is to
+ * be kept. Small sizes are rounded up to multiples of 64 bytes.
  *
  * # Safety
  * As `posix_memalign`; only `tide_memory_free` frees it.
@@ -1406,7 +1411,7 @@ void tide_memory_recommit(void *address, uint64_t length);
 int32_t tide_memory_allocate(void **result, size_t alignment, size_t size);
 
 /**
- * As `free`, which it calls for all that did not come from memory that is kept.
+ * Frees, as `free` does, which it calls for all that did not come from memory that is kept.
  *
  * # Safety
  * As `free`.
@@ -1414,9 +1419,8 @@ int32_t tide_memory_allocate(void **result, size_t alignment, size_t size);
 void tide_memory_free(void *memory);
 
 /**
- * Of which bytes the parts of a GPU's memory are multiples that `tide_gpu_memory_decommit` gives
- * back: written to `granule`. `gpu` is CUDA's number of it plus one, as in the options of
- * sessions.
+ * Writes to `granule` the unit of the parts of a GPU's memory that `tide_gpu_memory_decommit`
+ * releases. `gpu` is CUDA's number of it plus one, as in the options of sessions.
  *
  * # Safety
  * `granule` points to one `uint64_t`.
@@ -1435,7 +1439,8 @@ int32_t tide_gpu_memory_granule(uint8_t gpu, uint64_t *granule);
 int32_t tide_gpu_memory_allocate(uint8_t gpu, uint64_t size, int32_t device_type, void **managed);
 
 /**
- * Whether such an allocation begins at `address` that was not let go of.
+ * Returns 1 if such an allocation begins at `address` and was not released by the framework; else
+ * 0.
  */
 int32_t tide_gpu_memory_is_live(uint64_t address);
 
@@ -1451,15 +1456,15 @@ int32_t tide_gpu_memory_is_live(uint64_t address);
 int32_t tide_gpu_memory_decommit(uint64_t address, uint64_t length);
 
 /**
- * The same part is about to be written again. Returns 1; 0 where the GPU has no memory left, and
- * then the part is as it was.
+ * Recommits a part that is about to be written again. Returns 1; 0 where the GPU has no memory
+ * left, and then the part is as it was.
  */
 int32_t tide_gpu_memory_recommit(uint64_t address, uint64_t length);
 
 /**
- * With `on` non-zero somebody calls `tide_gpu_memory_take_dead` from time to time: what the
- * framework has let go of stays until then. With 0 its deleter waits for the GPU and frees, as
- * `cuMemFree` does, and so does this for what is left. It is the whole process's.
+ * Announces, with `on` non-zero, that somebody calls `tide_gpu_memory_take_dead` from time to
+ * time: what the framework has let go of stays until then. With 0 its deleter waits for the GPU
+ * and frees, as `cuMemFree` does, and so does this for what is left. It is the whole process's.
  */
 int32_t tide_gpu_memory_take_care(int32_t on);
 

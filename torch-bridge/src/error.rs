@@ -1,4 +1,4 @@
-//! Why a call failed. What each kind is called in C is for the ABI to say.
+//! The reason why a call failed. What each kind is called in C is for the ABI to say.
 
 use std::fmt::Display;
 
@@ -8,7 +8,7 @@ use tidelog_engine::pool::{
 };
 use tidelog_engine::schedule::TransferError;
 
-/// What kind of failure it is.
+/// Kind of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FailureKind {
     /// An argument was wrong; nothing happened.
@@ -21,7 +21,7 @@ pub(crate) enum FailureKind {
     ReadOnly,
     /// The pool, or its index, has no room.
     Full,
-    /// Another process or host has the share or the device.
+    /// Share or device that another process or host holds.
     Held,
     /// The range is not within the tensor.
     OutOfRange,
@@ -64,7 +64,7 @@ impl Failure {
         Self::new(FailureKind::InvalidArgument, text)
     }
 
-    /// What the pool reported.
+    /// Makes the failure of a pool's error.
     pub(crate) fn pool(error: impl Display) -> Self {
         Self::new(FailureKind::Pool, error.to_string())
     }
@@ -74,7 +74,7 @@ impl Failure {
         Self::new(FailureKind::Internal, format!("internal error (please report it): {text}"))
     }
 
-    /// The same failure in other words.
+    /// Replaces the words of a failure.
     #[must_use]
     pub(crate) fn saying(mut self, text: impl Into<String>) -> Self {
         self.text = text.into();

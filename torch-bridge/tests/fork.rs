@@ -1,5 +1,5 @@
-//! After a fork the child's handles are dead and say so. A test program of its own: a fork copies
-//! only the thread that asks for it, so no other test may run beside.
+//! Tests of handles, which are dead in a child of fork and say so. A test program of its own: a
+//! fork copies only the thread that asks for it, so no other test may run beside.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_void};

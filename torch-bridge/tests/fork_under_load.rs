@@ -70,7 +70,7 @@ fn open_pool(devices: &CString) -> u64 {
     pool
 }
 
-/// What the child does; the first thing that does not go well is its exit code.
+/// Runs the child; the first thing that does not go well is its exit code.
 fn child(parents_pool: u64, pool: &CString, session: &CString) -> i32 {
     if tide_pool_close(parents_pool) != TIDE_FORKED {
         return 1;
@@ -106,7 +106,7 @@ fn end_of(process: i32) -> Option<i32> {
     }
 }
 
-/// Where the C library begins. A panic ends the program with a signal.
+/// Begins the program, called by the C library. A panic ends the program with a signal.
 #[unsafe(no_mangle)]
 extern "C" fn main() -> i32 {
     a_child_opens_pools_of_its_own_whatever_its_parents_threads_were_doing();

@@ -74,7 +74,7 @@ def labelled_images(random: torch.Generator) -> Any:
 
 
 def images_alone(random: torch.Generator) -> Any:
-    """What is hidden from a masked autoencoder is drawn by the program, as is its noise."""
+    """Trains on images; the program draws the mask of a masked autoencoder, as it draws its noise."""
     return {"pixel_values": torch.randn(4, 3, SIDE, SIDE, generator=random)}
 
 

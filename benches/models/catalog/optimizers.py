@@ -72,7 +72,7 @@ def by_closures() -> Training:
 
 
 def classes() -> list[str]:
-    """All that torch.optim has."""
+    """Returns the names of all optimizers of torch.optim."""
     found = (getattr(torch.optim, name) for name in dir(torch.optim))
     return sorted(
         {

@@ -60,12 +60,12 @@ Examples:
       --filename=/mnt/nvme0/tide --loops=3
   tidelog-bench jobs.fio --output-format=json --output=result.json";
 
-/// What follows the options in the help.
+/// Returns the text behind the options in the help.
 fn after_help() -> String {
     [ABOUT_RUNS, &BenchExit::help(), EXAMPLES].join("\n\n")
 }
 
-/// How results are written.
+/// Format of results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
     /// Text for people.
@@ -75,30 +75,30 @@ pub enum Format {
     Terse,
     /// fio's JSON.
     Json,
-    /// The same, with every latency that occurred.
+    /// JSON with every latency that occurred.
     JsonPlus,
 }
 
-/// What the command line asks for.
+/// Request of the command line.
 #[derive(Debug)]
 pub struct BenchRequest {
     /// The jobs, in order.
     pub jobs: Vec<JobOptions>,
-    /// What holds for all of them.
+    /// Options of all jobs.
     pub global: JobOptions,
-    /// How results are written, one form after the other.
+    /// Formats of the results, one form after the other.
     pub formats: Vec<Format>,
     /// The job files that were read.
     pub jobfiles: Vec<PathBuf>,
-    /// Where to; to standard output if this is not given.
+    /// Output file; to standard output if this is not given.
     pub output: Option<PathBuf>,
-    /// Whether the status line is shown.
+    /// Display of the status line.
     pub eta: Eta,
-    /// How often results so far are written; only in the end if this is not given.
+    /// Interval at which results so far are written; only in the end if this is not given.
     pub status_interval: Option<Duration>,
-    /// Whether to stop after everything was checked, before anything is opened.
+    /// True to stop after everything was checked, before anything is opened.
     pub parse_only: bool,
-    /// Whether jobs that write are refused.
+    /// True if jobs that write are refused.
     pub readonly: bool,
     /// Write completions for this shell, and do nothing else.
     pub completions: Option<Shell>,
@@ -235,7 +235,7 @@ pub fn unknown(
     (!told.is_empty()).then(|| BenchError::usage(told.join("\n  ")))
 }
 
-/// What was asked for.
+/// Parses the request.
 ///
 /// # Errors
 /// It makes no sense.
@@ -278,7 +278,7 @@ pub fn request(matches: &ArgMatches) -> Result<BenchRequest, BenchError> {
     })
 }
 
-/// What holds for all jobs, and the jobs, of the options in their order.
+/// Returns the options of all jobs, and the jobs, of the options in their order.
 fn from_options(matches: &ArgMatches) -> Result<(JobOptions, Vec<JobOptions>), BenchError> {
     let mut given: Vec<(usize, &str, &String)> = Vec::new();
     for name in

@@ -1,4 +1,4 @@
-//! What the kernel counts for the disks under a run's devices and files.
+//! Counters of the kernel for the disks under a run's devices and files.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::option::JobOptions;
 /// Counters of one disk, or how far they went.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiskUse {
-    /// Its name: `nvme0n1`.
+    /// The name: `nvme0n1`.
     pub name: String,
     /// Operations, of reads and writes.
     pub ios: [u64; 2],
@@ -48,7 +48,8 @@ impl Disks {
         Self { numbers, before, begun: Instant::now() }
     }
 
-    /// What they did since, each with the part of the time in which it did anything, in percent.
+    /// Returns the use of the disks since, each with the part of the time in which it did anything,
+    /// in percent.
     pub fn since(&self) -> Vec<(DiskUse, f64)> {
         let millis = self.begun.elapsed().as_secs_f64() * 1e3;
         let now = counters(&table(), &self.numbers);

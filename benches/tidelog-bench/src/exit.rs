@@ -1,4 +1,4 @@
-//! Why nothing was measured, and the exit code that says so.
+//! The reason why nothing was measured, and the exit code that says so.
 
 use std::fmt::Write;
 use std::io;
@@ -11,34 +11,34 @@ use tidelog_engine::units::ByteCount;
 
 use crate::holder::LockHolder;
 
-/// Why nothing was measured.
+/// The reason why nothing was measured.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     /// An option, or the way options go together.
     #[error("{at}{what}")]
     Usage {
-        /// Where it stands: a job file's name, or a job's; ends with a colon and a space.
+        /// Place of the error: a job file's name, or a job's; ends with a colon and a space.
         at: String,
-        /// What is wrong, and what to do.
+        /// Description of the error, and advice.
         what: String,
     },
     /// An I/O engine that is none of ours.
     #[error("ioengine={name}: {reason}")]
     Engine {
-        /// Its name.
+        /// The name.
         name: String,
-        /// Why not, and what to do.
+        /// The reason why not, and what to do.
         reason: String,
     },
     /// Devices may not be written.
     #[error("{}", refusal_text(.0))]
     Refused(Vec<DeviceRefusal>),
-    /// Another run writes it.
+    /// The path is held: another run writes it.
     #[error("nothing was written, because {} is in use{}; wait for its end, or name another file", .path.display(), by(.holder.as_ref()))]
     Held {
-        /// What it is.
+        /// Path of the file.
         path: PathBuf,
-        /// Who has it, where the kernel tells.
+        /// Holder of the lock, where the kernel tells.
         holder: Option<LockHolder>,
     },
     /// A file system has no room for the files that would be made.
@@ -49,9 +49,9 @@ pub enum BenchError {
     NoRoom {
         /// A file that would be there.
         path: PathBuf,
-        /// What all files there would take.
+        /// Bytes that all files there would take.
         wanted: ByteCount,
-        /// What is left.
+        /// Bytes that are left.
         free: ByteCount,
     },
     /// The data path does not work here.
@@ -63,7 +63,7 @@ pub enum BenchError {
     /// A pool cannot be made, opened or filled.
     #[error("{what}: {why}")]
     Pool {
-        /// What was tried, and on which devices.
+        /// Action that failed, and its devices.
         what: String,
         /// The engine's answer.
         why: String,
@@ -71,17 +71,17 @@ pub enum BenchError {
     /// Results could not be written.
     #[error("{what}: {source}")]
     Output {
-        /// Where to.
+        /// Destination of the output.
         what: String,
-        /// Why.
+        /// Cause of the error.
         source: io::Error,
     },
     /// The operating system.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// Action that failed.
         what: String,
-        /// Its answer.
+        /// The answer.
         source: io::Error,
     },
 }
@@ -92,7 +92,7 @@ impl BenchError {
         Self::Usage { at: String::new(), what: what.into() }
     }
 
-    /// The same error, with the place where it was made.
+    /// Adds the place where the error was made.
     #[must_use]
     pub fn within(self, place: &str) -> Self {
         match self {

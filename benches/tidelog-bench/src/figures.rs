@@ -18,7 +18,7 @@ pub fn rate(bytes_per_second: f64) -> String {
     format!("{}/s", scaled(bytes_per_second / 1024.0, 1024.0, ["KiB", "MiB", "GiB", "TiB"]))
 }
 
-/// The same in decimal units: `2147MB/s`.
+/// Formats a rate in decimal units: `2147MB/s`.
 pub(crate) fn decimal_rate(bytes_per_second: f64) -> String {
     format!("{}/s", scaled(bytes_per_second / 1000.0, 1000.0, ["kB", "MB", "GB", "TB"]))
 }
@@ -28,7 +28,7 @@ pub(crate) fn amount(bytes: f64) -> String {
     scaled(bytes / 1024.0, 1024.0, ["KiB", "MiB", "GiB", "TiB"])
 }
 
-/// The same in decimal units: `2032kB`.
+/// Formats an amount in decimal units: `2032kB`.
 pub(crate) fn decimal_amount(bytes: f64) -> String {
     scaled(bytes / 1000.0, 1000.0, ["kB", "MB", "GB", "TB"])
 }

@@ -1,4 +1,4 @@
-//! Who has a file locked, by the kernel's list.
+//! Holder of a file's lock, by the kernel's list.
 
 use std::fmt;
 use std::fs;
@@ -13,12 +13,12 @@ pub struct LockHolder {
 }
 
 impl LockHolder {
-    /// Who holds the file at a path, where the kernel tells.
+    /// Returns the holder of the file at a path, where the kernel tells.
     pub fn at(path: &Path) -> Option<Self> {
         fs::metadata(path).ok().and_then(|it| Self::of(&it))
     }
 
-    /// Who holds what this describes.
+    /// Returns the holder of the file that this describes.
     pub fn of(metadata: &fs::Metadata) -> Option<Self> {
         let process =
             owner(&fs::read_to_string("/proc/locks").ok()?, metadata.dev(), metadata.ino())?;

@@ -122,10 +122,10 @@ fn include(target: &mut JobOptions, path: &Path, nested: u32) -> Result<(), Benc
     Ok(())
 }
 
-/// How deep files may include others.
+/// Limit of the depth of included files.
 const INCLUDES: u32 = 16;
 
-/// What a comment begins with.
+/// Characters that begin a comment.
 const COMMENTS: [char; 2] = [';', '#'];
 
 fn before_comment(value: &str) -> &str {
@@ -137,7 +137,7 @@ enum Section {
     None,
     Global,
     Job,
-    /// Another one was named.
+    /// Section that is left out, as another one was named.
     LeftOut,
 }
 

@@ -10,17 +10,17 @@ use crate::figures::{rate, short_count};
 use crate::option::JobOptions;
 use crate::stats::LiveCounters;
 
-/// How often it is drawn.
+/// Interval at which it is drawn.
 const EVERY: Duration = Duration::from_millis(500);
 
-/// Whether the line is shown.
+/// Display of the status line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Eta {
-    /// Never.
+    /// No status line.
     Never,
     /// Always.
     Always,
-    /// On a terminal.
+    /// Status line on a terminal.
     Auto,
 }
 

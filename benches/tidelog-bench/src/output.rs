@@ -1,4 +1,4 @@
-//! Where results go: standard output, or a file that is none of those that the run is about.
+//! Destination of results: standard output, or a file that is none of those that the run is about.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -15,7 +15,7 @@ use crate::option::{JobOptions, LogKind};
 use crate::report::{log_files, log_lines};
 use crate::run::JobResult;
 
-/// Where results go.
+/// Destination of results.
 #[derive(Debug)]
 pub enum OutputTarget {
     /// Standard output.
@@ -24,7 +24,7 @@ pub enum OutputTarget {
     File(PathBuf, File, OutputProgress),
 }
 
-/// What the run has written so far.
+/// Progress of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputProgress {
     /// Nothing: the file has what it had.
@@ -115,7 +115,7 @@ impl LogFiles {
         Ok(Self { files, of_jobs })
     }
 
-    /// Writes them.
+    /// Writes the results.
     ///
     /// # Errors
     /// One is not there.

@@ -1,4 +1,4 @@
-//! From names to devices: what may be written is decided here, before anything runs.
+//! Targets by name: what may be written is decided here, before anything runs.
 
 mod claim;
 mod controllers;
@@ -34,20 +34,20 @@ use crate::exit::BenchError;
 use crate::holder::LockHolder;
 use crate::option::{JobOptions, Level};
 
-/// What the jobs of a run may use.
+/// Targets that the jobs of a run may use.
 #[derive(Debug, Default)]
 pub struct Targets {
     system: System,
-    /// What may be written: it was looked at, or made, by this run.
+    /// Targets that may be written, as this run looked at them, or made them.
     admitted: Vec<Admitted>,
-    /// What raw jobs use without the kernel.
+    /// Controllers that raw jobs use without the kernel.
     controllers: Controllers,
-    /// What was made a pool by this run.
+    /// Paths of pools that this run made.
     pooled: Vec<PathBuf>,
 }
 
-/// What may be written. It stays open and locked as long as the run lasts, so that no other file
-/// can come to have its identity, and no other run takes it for blank.
+/// Target that may be written. It stays open and locked as long as the run lasts, so that no other
+/// file can come to have its identity, and no other run takes it for blank.
 #[derive(Debug)]
 struct Admitted {
     identity: DeviceIdentity,
@@ -55,7 +55,7 @@ struct Admitted {
     _claim: TargetClaim,
 }
 
-/// What a set of names was found to be.
+/// Kind of targets that a set of names was found to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FoundTarget {
     /// Every device may be written. None holds anything of value but these, which were named twice.
@@ -124,7 +124,8 @@ impl Targets {
         Ok(())
     }
 
-    /// What opens the data path of a raw job, whose devices are open; nothing at the log level.
+    /// Returns the provider of the data path of a raw job, whose devices are open; nothing at the
+    /// log level.
     ///
     /// # Errors
     /// A device cannot be opened.
@@ -368,7 +369,7 @@ impl Targets {
     }
 }
 
-/// Whether another program speaks against it, or this one.
+/// Returns whether another program speaks against it, or this one.
 fn is_of_a_program(reason: &Reason) -> bool {
     matches!(reason, Reason::Claimed | Reason::Used { .. })
 }

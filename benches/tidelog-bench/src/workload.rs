@@ -14,13 +14,13 @@ use crate::exit::BenchError;
 /// One iteration of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workload {
-    /// How long each op runs if it never waits.
+    /// Duration of each op if it never waits.
     pub ops: Vec<Duration>,
-    /// What begins before each op, in the plan's order.
+    /// Moves that begin before each op, in the plan's order.
     pub moves: Vec<Vec<Move>>,
     /// The bytes of each storage that moves.
     pub storages: Vec<u64>,
-    /// What the plan's maker expects of one iteration.
+    /// Expectation of the plan's maker for one iteration.
     pub expected: Expected,
     /// Rows that need no device: to and from host memory, and evictions of what a copy holds
     /// already.
@@ -30,11 +30,11 @@ pub struct Workload {
 /// One row: a put or a get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// Which storage.
+    /// Index of the storage.
     pub storage: usize,
     /// A put, or a get.
     pub direction: DataDirection,
-    /// How many ops later it must be complete.
+    /// Number of ops after which it must be complete.
     pub ops_left: usize,
 }
 
@@ -66,7 +66,7 @@ impl Workload {
         Self::of(&made, &from).map_err(|what| BenchError::usage(format!("{plan}: {what}")))
     }
 
-    /// What a plan moves in its trace.
+    /// Returns the moves of a plan in its trace.
     ///
     /// # Errors
     /// It moves nothing to or from SSDs.
@@ -146,8 +146,8 @@ fn evicted_before(plan: &Plan, row: &Migration, count: usize) -> usize {
     last.unwrap_or(row.start.0 as usize)
 }
 
-/// Whether an op runs from `from` on and before `to`, around the end of the iteration; of equal
-/// ends, anywhere in it.
+/// Returns whether an op runs from `from` on and before `to`, around the end of the iteration; of
+/// equal ends, anywhere in it.
 fn is_within(op: usize, from: usize, to: usize, count: usize) -> bool {
     let length = if from == to { count } else { (to + count - from) % count };
     (op + count - from) % count < length

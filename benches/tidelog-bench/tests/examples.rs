@@ -65,7 +65,7 @@ const EXAMPLES: [(&str, &str); 47] = [
     ("zipf", ""),
 ];
 
-/// Where the examples are; `None`, said out loud, where they are not.
+/// Returns the folder of fio's examples; `None`, said out loud, where they are not.
 fn examples(test: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("TIDELOG_FIO_EXAMPLES")
         .map_or_else(|| PathBuf::from("/usr/share/doc/fio/examples"), PathBuf::from);

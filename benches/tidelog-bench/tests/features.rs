@@ -10,8 +10,8 @@ use common::{bench, temporary};
 use serde_json::Value;
 use tidelog_tests::machine::{Directory, Ran, skip};
 
-/// What all of these jobs have in common. By the page cache, since nothing here is about how fast
-/// it is.
+/// Options that all of these jobs have in common. By the page cache, since nothing here is about
+/// how fast it is.
 const GLOBAL: &str = "[global]\nioengine=tidelog-posix\nbuffered=1\nsize=1m\nbs=16k\n";
 
 /// Runs a job file in a directory of its own; its relative names stand there.

@@ -1,4 +1,4 @@
-//! What fio, and tools made for fio, make of our words and our JSON.
+//! Tests of fio, and of tools made for fio, with our words and our JSON.
 
 mod common;
 

@@ -10,7 +10,7 @@ use std::process::Command;
 use common::temporary;
 use tidelog_tests::machine::{Directory, Ran};
 
-/// What a job is for, the job, and what its refusal says; nothing if it runs.
+/// Returns the purpose of each job, the job, and what its refusal says; nothing if it runs.
 fn jobs() -> Vec<(&'static str, String, &'static str)> {
     let jobs = include_str!("pasted.txt").split("\n\n### ").skip(1).map(|text| {
         let (what, rest) = text.split_once('\n').unwrap();

@@ -281,7 +281,8 @@ fn a_flipped_a_stale_and_a_misplaced_block_are_reported_by_file_and_offset() {
     assert_eq!(json["jobs"][0]["tidelog"]["bad_blocks"], 1, "the first one ends the job");
 }
 
-/// What a drive that is pulled out looks like to a reader, on a machine without one to pull.
+/// Checks a file that shrinks, as a drive that is pulled out looks like to a reader, on a machine
+/// without one to pull.
 #[test]
 fn a_device_that_goes_away_under_a_run_ends_it_and_is_named() {
     let directory = temporary("gone");

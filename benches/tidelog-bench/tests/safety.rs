@@ -169,7 +169,7 @@ fn files_larger_than_the_file_system_has_room_for_are_refused_with_figures() {
     }
 }
 
-/// What a file system has left, as `df` says.
+/// Returns the free bytes of a file system, as `df` says.
 fn room_left(directory: &std::path::Path) -> u64 {
     let df = Command::new("df").args(["--output=avail", "-B1"]).arg(directory).output().unwrap();
     let text = String::from_utf8(df.stdout).unwrap();

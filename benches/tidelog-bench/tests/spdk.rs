@@ -14,7 +14,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 type Served = (Target, Vec<String>, MutexGuard<'static, ()>);
 
-/// What is served, and its names as filename takes them.
+/// Serves namespaces; returns them, and its names as filename takes them.
 fn served(test: &str, transport: Transport) -> Option<Served> {
     let Some(program) = program() else {
         skip(test, "SPDK's target program nvmf_tgt is not installed");

@@ -1,4 +1,4 @@
-//! How a checkpoint or a change record lies in blocks.
+//! Layout of a checkpoint or a change record in blocks.
 //!
 //! Pools with the feature block-checksums end each block of these with a CRC32C of its own. So a
 //! block that is damaged in one copy is known, and taken from the other. The checksum covers what
@@ -10,15 +10,15 @@ use super::{BLOCK_BYTES, checksum_of};
 const BLOCK: usize = BLOCK_BYTES as usize;
 const CHECKSUM_BYTES: usize = size_of::<u32>();
 
-/// Where a structure has its own checksum, behind the magic.
+/// Place of a structure's own checksum, behind the magic.
 const SEAL: std::ops::Range<usize> = 8..12;
 
-/// How content lies in blocks.
+/// Format of content in blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockFormat {
     /// One block after the other, with zeroes behind the end.
     Plain,
-    /// The same, and a checksum at the end of each block.
+    /// Blocks of content alone, each with a checksum at its end.
     Checked,
 }
 
@@ -30,12 +30,13 @@ impl BlockFormat {
         }
     }
 
-    /// How much content whole blocks of so many bytes hold.
+    /// Returns the size of the content that whole blocks of `bytes` bytes hold.
     pub const fn content_of(self, bytes: u64) -> u64 {
         bytes / BLOCK_BYTES * self.content_bytes() as u64
     }
 
-    /// The bytes of the blocks that hold so much content; the largest number where there are none.
+    /// Returns the bytes of the blocks that hold `content` bytes; the largest number where there
+    /// are none.
     pub const fn blocks_for(self, content: u64) -> u64 {
         content.div_ceil(self.content_bytes() as u64).saturating_mul(BLOCK_BYTES)
     }
@@ -59,7 +60,7 @@ impl BlockFormat {
         content
     }
 
-    /// What [`Self::lay_out`] was given, and zeroes behind it.
+    /// Returns the input of [`Self::lay_out`], and zeroes behind it.
     pub fn take_out(self, mut blocks: Vec<u8>) -> Vec<u8> {
         if self == Self::Plain {
             return blocks;
@@ -78,8 +79,8 @@ impl BlockFormat {
         seal.map_or(0, u32::from_le_bytes)
     }
 
-    /// Whether a block is that of this number of the structure with this checksum. Where blocks
-    /// have none of their own, nothing says that it is not.
+    /// Returns whether a block is that of this number of the structure with this checksum. Where
+    /// blocks have none of their own, nothing says that it is not.
     pub fn is_whole(self, block: &[u8], number: u64, seal: u32) -> bool {
         let Some((content, found)) = block.split_last_chunk() else { return false };
         self == Self::Plain || u32::from_le_bytes(*found) == checksum(content, number, seal)

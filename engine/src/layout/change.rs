@@ -37,13 +37,13 @@ pub struct ChangeRecord {
     pub share: u32,
     /// The checkpoint it continues.
     pub epoch: u64,
-    /// Its place after that checkpoint, from 1.
+    /// The place after that checkpoint, from 1.
     pub sequence: u64,
-    /// What the commit changes, in order.
+    /// Changes of the commit, in order.
     pub changes: Vec<Change>,
 }
 
-/// Why no record can be read at a place of the change log.
+/// The reason why no record can be read at a place of the change log.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ChangeRecordError {
     /// No whole record: the end of the log, or a torn one.
@@ -58,7 +58,7 @@ pub enum ChangeRecordError {
         epoch: u64,
         /// The record's sequence number.
         sequence: u64,
-        /// What is wrong.
+        /// The error in the entry.
         source: EntryError,
     },
 }
@@ -70,7 +70,7 @@ impl ChangeRecord {
         (RECORD_HEADER_BYTES + payload) as u64
     }
 
-    /// What is laid out in blocks of the log.
+    /// Encodes the record, to be laid out in blocks of the log.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![0; RECORD_HEADER_BYTES];
         for change in &self.changes {
@@ -104,7 +104,7 @@ impl ChangeRecord {
     }
 }
 
-/// What stands in front of a record's changes.
+/// Header in front of a record's changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordHead {
     /// The pool it belongs to.
@@ -113,7 +113,7 @@ pub struct RecordHead {
     pub share: u32,
     /// The checkpoint it continues.
     pub epoch: u64,
-    /// Its place after that checkpoint, from 1.
+    /// The place after that checkpoint, from 1.
     pub sequence: u64,
     pub(super) payload_bytes: usize,
     checksum: u32,
@@ -121,7 +121,7 @@ pub struct RecordHead {
 }
 
 impl RecordHead {
-    /// What the first bytes of a record say, which need not be true.
+    /// Parses the first bytes of a record; the result need not be true.
     pub(super) fn claimed(bytes: &[u8]) -> Option<Self> {
         let on_media = *bytes.first_chunk()?;
         let head: RecordOnMedia = bytemuck::cast(on_media);
@@ -136,14 +136,14 @@ impl RecordHead {
         })
     }
 
-    /// These bytes as the checksum covers them: without itself.
+    /// Returns these bytes without the checksum, as the checksum covers them.
     pub(super) fn sealed(&self) -> [u8; RECORD_HEADER_BYTES] {
         let mut head: RecordOnMedia = bytemuck::cast(self.on_media);
         head.checksum = 0.into();
         bytemuck::cast(head)
     }
 
-    /// Its place in the commits of its share.
+    /// Returns the record's place in the commits of the share.
     pub fn point(&self) -> LogPoint {
         LogPoint { epoch: self.epoch, sequence: self.sequence }
     }
@@ -158,8 +158,8 @@ impl RecordHead {
         (RECORD_HEADER_BYTES + self.payload_bytes) as u64
     }
 
-    /// Whether a block begins as that of a record with these numbers does, a few bits of which may
-    /// have rotted.
+    /// Returns whether a block begins as that of a record with these numbers does, a few bits of
+    /// which may have rotted.
     pub fn is_marked(block: &[u8], pool: u128, share: u32, at: LogPoint) -> bool {
         let mut head = RecordOnMedia::zeroed();
         head.magic = MAGIC;

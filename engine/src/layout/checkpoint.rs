@@ -27,7 +27,7 @@ pub(super) struct CheckpointOnMedia {
     pub(super) epoch: U64,
     pub(super) payload_bytes: U64,
     pub(super) tensors: U64,
-    /// How many segments are listed behind this structure.
+    /// Number of segments that are listed behind this structure.
     pub(super) segments: U32,
     pub(super) reserved: [u8; 4],
 }
@@ -55,7 +55,7 @@ pub struct Checkpoint {
     pub seals: Vec<Seal>,
 }
 
-/// What a checkpoint is made from.
+/// Parts from which a checkpoint is made.
 #[derive(Clone, Debug, Default)]
 pub struct IndexParts<'a> {
     /// Every durable tensor.
@@ -99,7 +99,7 @@ impl<'a> From<&'a Vec<TensorEntry>> for IndexParts<'a> {
     }
 }
 
-/// Why no checkpoint can be read from a slot.
+/// The reason why no checkpoint can be read from a slot.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum CheckpointError {
     /// No whole checkpoint of this pool and share.
@@ -110,12 +110,12 @@ pub enum CheckpointError {
     Content {
         /// The checkpoint's epoch.
         epoch: u64,
-        /// What is wrong.
+        /// A description of the error.
         what: String,
     },
 }
 
-/// What the first bytes of a slot claim to be the start of. It is only true if
+/// Claim of the first bytes of a slot to begin a checkpoint. It is only true if
 /// [`Checkpoint::decode`] says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckpointClaim {
@@ -125,16 +125,16 @@ pub struct CheckpointClaim {
     pub share: u32,
     /// The epoch.
     pub epoch: u64,
-    /// All of it in bytes.
+    /// Size of the checkpoint, in bytes.
     pub bytes: u64,
-    /// How many segments it goes on in.
+    /// Number of segments in which the checkpoint continues.
     pub segments: u32,
     /// The bytes of its tensors.
     pub payload_bytes: u64,
 }
 
 impl Checkpoint {
-    /// What is laid out in blocks of the slot and goes on in `segments`.
+    /// Encodes the checkpoint, to be laid out in blocks of the slot and of `segments`.
     pub fn encode(
         pool: u128,
         share: u32,
@@ -165,14 +165,13 @@ impl Checkpoint {
         bytes
     }
 
-    /// Where the tensors begin in a checkpoint that lists so many segments, in bytes from its
-    /// start.
+    /// Returns the offset of the tensors in a checkpoint that lists `segments` segments.
     pub const fn payload_start(segments: u64) -> u64 {
         (CHECKPOINT_HEADER_BYTES as u64 + 4 * segments).next_multiple_of(8)
     }
 
-    /// What the first bytes of a slot claim, so that a reader need not read all of it. `None` where
-    /// no checkpoint begins.
+    /// Parses the claim of a slot's first bytes, so that a reader need not read all of it. `None`
+    /// where no checkpoint begins.
     pub fn claim(head: &[u8]) -> Option<CheckpointClaim> {
         let head: CheckpointOnMedia =
             bytemuck::pod_read_unaligned(head.get(..CHECKPOINT_HEADER_BYTES)?);
@@ -221,8 +220,8 @@ impl Checkpoint {
         Ok(Self { pool, share, epoch, segments, tensors, held: versions, seals })
     }
 
-    /// Whether a block begins as that of a checkpoint of this pool and share does, a few bits of
-    /// which may have rotted.
+    /// Returns whether a block begins as that of a checkpoint of this pool and share does, a few
+    /// bits of which may have rotted.
     pub fn is_marked(block: &[u8], pool: u128, share: u32) -> bool {
         let Some(found) = block.first_chunk::<CHECKPOINT_HEADER_BYTES>() else { return false };
         let found: CheckpointOnMedia = bytemuck::cast(*found);
@@ -231,8 +230,8 @@ impl Checkpoint {
         super::is_alike(bytemuck::bytes_of(&found), bytemuck::bytes_of(&head))
     }
 
-    /// Whether the same checkpoint stands, whole, at the start of both, of which `whole` is known
-    /// to have one. Headers tell, since the content's checksum is in them; no tensor is read.
+    /// Returns whether the same checkpoint stands, whole, at the start of both, of which `whole` is
+    /// known to have one. Headers tell, since the content's checksum is in them; no tensor is read.
     pub fn is_copy(bytes: &[u8], whole: &[u8]) -> bool {
         let header = whole.get(..CHECKPOINT_HEADER_BYTES);
         header.is_some_and(|header| bytes.starts_with(header)) && Self::verified(bytes).is_some()
@@ -252,7 +251,7 @@ impl Checkpoint {
     }
 }
 
-/// Room for so many bytes, and for their blocks.
+/// Returns the size of a slot with space for `bytes` bytes, and for their blocks.
 fn spacious(bytes: u64) -> usize {
     BlockFormat::Checked.blocks_for(bytes) as usize
 }

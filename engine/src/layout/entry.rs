@@ -27,7 +27,7 @@ pub(super) struct EntryOnMedia {
     pub(super) name_bytes: U16,
     pub(super) kind: u8,
     pub(super) class: u8,
-    /// Of a held version; when a seal was made; zero in puts and deletions.
+    /// Number of a held version; when a seal was made; zero in puts and deletions.
     pub(super) number: U64,
 }
 
@@ -43,8 +43,7 @@ pub(super) struct RunOnMedia {
 const _: () = assert!(size_of::<EntryOnMedia>() == 48);
 const _: () = assert!(size_of::<RunOnMedia>() == 16);
 
-/// Where a tensor's bytes lie, in order; most are in one piece, and then it takes no memory of its
-/// own.
+/// Runs of a tensor, in order; most are in one piece, and then it takes no memory of its own.
 pub type Runs = SmallVec<[Run; 1]>;
 
 /// CRC32C of the valid bytes of each piece of a tensor; a few of them take no memory of their own.
@@ -53,15 +52,15 @@ pub type Checksums = SmallVec<[u32; 4]>;
 /// A tensor as the index holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorEntry {
-    /// What it is called.
+    /// Id of the tensor.
     pub id: TensorId,
     /// The name behind the id, where the caller gave one.
     pub name: Option<Box<str>>,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub length: u64,
-    /// How long it will probably live.
+    /// Lifetime class of the tensor.
     pub class: LifetimeClass,
-    /// Where its bytes lie, in order.
+    /// Runs of the tensor's bytes, in order.
     pub runs: Runs,
     /// CRC32C of the valid bytes of each piece: of each stripe unit, or part of one, that the runs
     /// touch.
@@ -69,12 +68,12 @@ pub struct TensorEntry {
 }
 
 impl TensorEntry {
-    /// Whether it lies where another does. What has no bytes lies nowhere.
+    /// Returns whether the tensor entry lies where another does. What has no bytes lies nowhere.
     pub fn is_at(&self, other: &Self) -> bool {
         !self.runs.is_empty() && self.runs == other.runs
     }
 
-    /// What it is called, for errors.
+    /// Returns the tensor's name and id, for errors.
     pub fn key(&self) -> TensorKey {
         TensorKey { id: self.id, name: self.name.clone() }
     }
@@ -95,17 +94,17 @@ pub enum Change {
     Drop(Box<str>),
 }
 
-/// Why bytes are not a sequence of changes.
+/// The reason why bytes are not a sequence of changes.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("the index entry at byte {offset} is not valid: {what}")]
 pub struct EntryError {
-    /// Where the entry starts within the sequence.
+    /// Offset of the entry within the sequence.
     pub offset: usize,
-    /// What is wrong with it.
+    /// A description of the error.
     pub what: &'static str,
 }
 
-/// How many bytes `encode_change` appends.
+/// Returns the number of bytes that `encode_change` appends.
 pub fn encoded_bytes(change: &Change) -> usize {
     match change {
         Change::Delete(_) => size_of::<EntryOnMedia>(),
@@ -120,7 +119,7 @@ pub(super) fn put_bytes(entry: &TensorEntry) -> usize {
 }
 
 impl TensorEntry {
-    /// The bytes that it uses in the index if it has so many runs and checksums.
+    /// Returns the bytes that it uses in the index if it has `runs` runs and `checksums` checksums.
     pub fn encoded_bytes(&self, runs: usize, checksums: usize) -> usize {
         let name = self.name.as_ref().map_or(0, |name| name.len());
         let lists = runs * size_of::<RunOnMedia>() + checksums * size_of::<U32>();

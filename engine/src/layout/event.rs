@@ -24,7 +24,7 @@ pub struct ShareEvent {
     pub id: u128,
 }
 
-/// What a device has seen of a share.
+/// Events of a share that a device has seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Events {
     /// The last event.
@@ -32,7 +32,7 @@ pub struct Events {
     /// The last one that every device of the pool had on its medium. It is this one or an earlier
     /// one.
     pub confirmed: ShareEvent,
-    /// How far the share's log went at the last event.
+    /// End of the share's log at the last event.
     pub mark: LogMark,
 }
 
@@ -43,19 +43,19 @@ impl Events {
         Self { begun: never, confirmed: never, mark: LogMark::NONE }
     };
 
-    /// What follows, not confirmed yet, with how far the log goes now.
+    /// Returns the next event, not confirmed yet, with the present end of the log.
     #[must_use]
     pub fn next(self, id: u128, mark: LogMark) -> Self {
         Self { begun: ShareEvent { number: self.begun.number + 1, id }, mark, ..self }
     }
 
-    /// The same once all devices have it.
+    /// Marks the last event as confirmed: all devices have it.
     #[must_use]
     pub fn confirm(self) -> Self {
         Self { confirmed: self.begun, ..self }
     }
 
-    /// What a holder block says of a share of this pool; `None` where that is damaged.
+    /// Decodes the events of a share from its holder block; `None` where that is damaged.
     pub fn decode(block: &[u8], pool: u128, share: u32) -> Option<Self> {
         let block: HolderOnMedia = bytemuck::try_pod_read_unaligned(block).ok()?;
         let event = |number: U64, id: U128| ShareEvent { number: number.get(), id: id.get() };
@@ -73,7 +73,7 @@ impl Events {
         whole.then_some(found)
     }
 
-    /// Enters it into the block of a share of this pool.
+    /// Enters the events into the block of a share of this pool.
     pub(super) fn enter(self, block: &mut HolderOnMedia, pool: u128, share: u32) {
         let Self { begun, confirmed, mark } = self;
         if begun.number == 0 {

@@ -1,4 +1,4 @@
-//! Where everything lies on a device. All devices of a pool have the same geometry.
+//! Geometry of a device: the place of each structure. All devices of a pool have the same geometry.
 
 use thiserror::Error;
 
@@ -12,7 +12,7 @@ const STRIPE_UNIT_MAX: u64 = 16 << 20;
 const SEGMENT_DEFAULT: u64 = 4 << 20;
 /// A share aims at this many segments at least, so that freeing whole segments works well.
 const SEGMENTS_WANTED: u64 = 64;
-/// With fewer than this the lanes alone would take all segments.
+/// Least number of segments: with fewer, the lanes alone would take all.
 const SEGMENTS_MIN: u64 = 8;
 /// Metadata of one slot: a thousandth of the share, within these bounds.
 const SLOT_MIN: u64 = 256 << 10;
@@ -21,7 +21,7 @@ const SLOT_MAX: u64 = 1 << 30;
 const SLOT_STEP: u64 = 4 * BLOCK_BYTES;
 const _: () = assert!(SLOT_MIN.is_multiple_of(SLOT_STEP) && SLOT_MAX.is_multiple_of(SLOT_STEP));
 
-/// What `format` was asked for; `None` lets the engine choose.
+/// Sizes that `format` was asked for; `None` lets the engine choose.
 #[derive(Clone, Copy, Debug)]
 pub struct GeometryRequest {
     /// Devices in the pool.
@@ -36,7 +36,7 @@ pub struct GeometryRequest {
     pub shares: u32,
 }
 
-/// Why a pool cannot be laid out as asked.
+/// The reason why a pool cannot be laid out as asked.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum GeometryError {
     /// Zero devices, or more than 64.
@@ -45,10 +45,10 @@ pub enum GeometryError {
     /// Zero shares, or more than the superblock's table holds.
     #[error("a pool has 1 to {SHARES_MAX} shares, not {0}")]
     Shares(u32),
-    /// Not a power of two, or out of bounds.
+    /// The stripe unit is not a power of two, or out of bounds.
     #[error("a stripe unit is a power of two from 4 KiB to 16 MiB, not {0}")]
     StripeUnit(ByteCount),
-    /// Not a multiple of the stripe unit, or so large that it cannot be addressed.
+    /// The segment is not a multiple of the stripe unit, or so large that it cannot be addressed.
     #[error(
         "a segment ({segment} per device) is a multiple of the stripe unit ({unit}), at most 1 TiB"
     )]
@@ -72,7 +72,7 @@ pub enum GeometryError {
         /// The smallest device that would do.
         needed: ByteCount,
     },
-    /// More blocks in one segment, over all devices, than the log counts.
+    /// The segments have more blocks each, over all devices, than the log counts.
     #[error("a segment of {segment} on each of {devices} devices is too large; make it smaller")]
     SegmentBlocks {
         /// The segment's slice of one device.
@@ -80,14 +80,14 @@ pub enum GeometryError {
         /// Devices in the pool.
         devices: u32,
     },
-    /// Nothing, or too little, would be left.
+    /// The percentage would leave nothing, or too little.
     #[error(
         "leaving {percent} % unused leaves {segments} segments, and {shares} share(s) need {needed}"
     )]
     OverProvision {
-        /// What was to stay unused.
+        /// Percentage that was to stay unused.
         percent: u8,
-        /// What would be left.
+        /// Number of segments that would be left.
         segments: u64,
         /// Shares asked for.
         shares: u32,
@@ -99,7 +99,7 @@ pub enum GeometryError {
     Contradiction(&'static str),
 }
 
-/// Where everything lies on each device of the pool.
+/// Place of each structure on each device of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Devices in the pool.
@@ -112,7 +112,7 @@ pub struct Geometry {
     pub segment_bytes: u64,
     /// Segments in the pool.
     pub segments: u32,
-    /// Where the first segment's slice starts.
+    /// Offset of the first segment's slice.
     pub data_offset: u64,
     /// Shares in the pool.
     pub shares: u32,
@@ -123,22 +123,22 @@ pub struct Geometry {
 /// The part of a pool that one process owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShareArea {
-    /// Its first segment.
+    /// The first segment.
     pub first_segment: u32,
-    /// How many segments it has.
+    /// Number of segments of the share.
     pub segments: u32,
-    /// Its two metadata slots, the same on every device that carries metadata.
+    /// The two metadata slots, the same on every device that carries metadata.
     pub slots: [SlotArea; 2],
 }
 
 /// One metadata slot: an index checkpoint and the change log that continues it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotArea {
-    /// Where the checkpoint starts, on the device.
+    /// Offset of the checkpoint on the device.
     pub checkpoint_offset: u64,
     /// Room for the checkpoint.
     pub checkpoint_bytes: u64,
-    /// Where the change log starts, on the device.
+    /// Offset of the change log on the device.
     pub log_offset: u64,
     /// Room for the change log.
     pub log_bytes: u64,
@@ -200,8 +200,8 @@ impl Geometry {
         Ok(geometry)
     }
 
-    /// The same pool with fewer segments: the last `percent` of every device is never written,
-    /// which a drive that was deallocated before uses to move data with less wear.
+    /// Removes segments: the last `percent` of every device is never written, which a drive that
+    /// was deallocated before uses to move data with less wear.
     ///
     /// # Errors
     /// Too few segments are left.
@@ -216,7 +216,7 @@ impl Geometry {
         Ok(Self { segments: segments as u32, ..self })
     }
 
-    /// Whether the numbers (which may come from a damaged or hostile device) fit together.
+    /// Checks that the numbers (which may come from a damaged or hostile device) fit together.
     ///
     /// # Errors
     /// The first contradiction.
@@ -275,7 +275,7 @@ impl Geometry {
         self.segment_bytes / BLOCK_BYTES * self.devices as u64
     }
 
-    /// Where the second superblock stands.
+    /// Returns the offset of the second superblock.
     pub const fn second_superblock_offset(&self) -> u64 {
         self.device_bytes - BLOCK_BYTES
     }
@@ -285,7 +285,7 @@ impl Geometry {
         if self.devices >= 2 { 2 } else { 1 }
     }
 
-    /// Where share `share` lies; `None` if there is no such share.
+    /// Returns the area of a share; `None` if there is no such share.
     pub fn share(&self, share: u32) -> Option<ShareArea> {
         if share >= self.shares {
             return None;

@@ -46,16 +46,16 @@ const _: () = assert!(size_of::<HolderOnMedia>() == BLOCK_BYTES as usize);
 /// The process that holds, or last held, a share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Its process id.
+    /// The process id.
     pub process: u32,
-    /// Its command line, cut at 1 KiB.
+    /// The command line, cut at 1 KiB.
     pub command: String,
-    /// When it opened the share, in seconds since 1970.
+    /// Time at which the process opened the share, in seconds since 1970.
     pub since: u64,
 }
 
 impl fmt::Display for Holder {
-    /// As in `process 12 (python train.py) since 2026-01-31 12:00:00 UTC`.
+    /// Writes, for example, `process 12 (python train.py) since 2026-01-31 12:00:00 UTC`.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "process {} ({}) since {}", self.process, self.command, utc(self.since))
     }
@@ -90,13 +90,13 @@ impl Holder {
         Self { process: 0, command: String::new(), since: 0 }
     }
 
-    /// Whether a block begins as a holder block does, though it be damaged.
+    /// Returns whether a block begins as a holder block does, though it be damaged.
     pub fn is_marked(block: &[u8]) -> bool {
         super::is_marked(block, MAGIC)
     }
 
-    /// Whether a holder block stands there, by its mark alone. Other marks of ours differ from it
-    /// in fewer bits than may have rotted.
+    /// Returns whether a holder block stands there, by its mark alone. Other marks of ours differ
+    /// from it in fewer bits than may have rotted.
     pub fn stands_in(block: &[u8]) -> bool {
         block.starts_with(&MAGIC)
     }

@@ -18,7 +18,7 @@ const BLOCK: usize = BLOCK_BYTES as usize;
 #[derive(Debug)]
 pub struct LogImage {
     bytes: Vec<u8>,
-    /// The CRC32C of the first so many blocks, as far as it was needed.
+    /// The CRC32C of the first blocks, by their number, as far as it was needed.
     sums: Vec<u32>,
     checksummed: u64,
 }
@@ -29,12 +29,12 @@ impl LogImage {
         Self { bytes, sums: vec![0], checksummed: 0 }
     }
 
-    /// How long the log is.
+    /// Returns the length of the log.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Whether there is no log.
+    /// Returns whether there is no log.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
@@ -44,17 +44,17 @@ impl LogImage {
         self.bytes(at, BLOCK)
     }
 
-    /// So many bytes at `at`.
+    /// Returns `length` bytes from `at` on.
     pub fn bytes(&self, at: usize, length: usize) -> Option<&[u8]> {
         self.bytes.get(at..at.checked_add(length)?)
     }
 
-    /// What the header at `at` says. It is true if [`Self::is_whole`] says so.
+    /// Parses the header at `at`. It is true if [`Self::is_whole`] says so.
     pub fn claim(&self, at: usize) -> Option<RecordHead> {
         RecordHead::claimed(self.bytes.get(at..)?)
     }
 
-    /// Whether the record that is claimed at `at` stands there whole.
+    /// Returns whether the record that is claimed at `at` stands there whole.
     pub fn is_whole(&mut self, at: usize) -> bool {
         let Some(head) = self.claim(at) else { return false };
         let payload = at + RECORD_HEADER_BYTES..at + RECORD_HEADER_BYTES + head.payload_bytes;
@@ -76,7 +76,7 @@ impl LogImage {
         head.with(decode_changes(payload))
     }
 
-    /// How many bytes were checksummed so far.
+    /// Returns the number of bytes that were checksummed so far.
     pub fn checksummed(&self) -> u64 {
         self.checksummed
     }
@@ -110,7 +110,7 @@ impl LogImage {
 const GENERATOR: u32 = 0x82F6_3B78;
 /// The polynomial 1, reversed.
 const ONE: u32 = 1 << 31;
-/// To the power of two at their index: the polynomial that moves a checksum by one byte, x^8.
+/// Powers of the polynomial that moves a checksum by one byte, x^8.
 const POWERS: [u32; usize::BITS as usize] = {
     let mut powers = [ONE >> 8; usize::BITS as usize];
     let mut index = 1;
@@ -121,7 +121,7 @@ const POWERS: [u32; usize::BITS as usize] = {
     powers
 };
 
-/// What the CRC32C of some bytes adds to that of these bytes and `length` others behind them: the
+/// Returns the part of a CRC32C that its first bytes contribute where `length` others follow: the
 /// latter is `shift(crc, length) ^ crc of the others`.
 fn shift(crc: u32, length: usize) -> u32 {
     let bits = (0..POWERS.len()).filter(|bit| length >> bit & 1 != 0);
@@ -148,7 +148,7 @@ mod tests {
     use crate::layout::{BlockFormat, Change, TensorId};
     use tidelog_random::Random;
 
-    /// A record of the pool 3 with so many puts.
+    /// Makes a record of the pool 3 with `puts` puts.
     fn record(sequence: u64, puts: u128) -> Vec<u8> {
         let changes = (0..puts).map(|id| Change::Put(entry(id))).collect();
         laid_out(&ChangeRecord { pool: 3, share: 1, epoch: 9, sequence, changes })

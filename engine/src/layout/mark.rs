@@ -22,30 +22,31 @@ pub struct LogPoint {
     pub sequence: u64,
 }
 
-/// How far a share's log went when an event was counted. It may have gone on since.
+/// End of a share's log when an event was counted. It may have gone on since.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogMark {
     /// The last checkpoint or record. Of epoch 0 where nothing is known.
     pub end: LogPoint,
     /// The last one that brought a commit: a checkpoint may only say again what stood there.
     pub commit: LogPoint,
-    /// Whether the event was a closing after which nothing was on its way: the log ends here.
+    /// True if the event was a closing after which nothing was on its way: the log ends here.
     pub closed: bool,
 }
 
 impl LogMark {
-    /// Nothing is known.
+    /// Mark of a log of which nothing is known.
     pub const NONE: Self = {
         let nowhere = LogPoint { epoch: 0, sequence: 0 };
         Self { end: nowhere, commit: nowhere, closed: false }
     };
 
-    /// Whether it says that the log ends there, so that nothing of what is behind was a commit.
+    /// Returns whether the mark says that the log ends there, so that nothing of what is behind was
+    /// a commit.
     pub fn ends_at(&self, point: LogPoint) -> bool {
         self.closed && point >= self.end
     }
 
-    /// What a holder block says, if that is of this event.
+    /// Decodes the mark of a holder block, if it is of this event.
     pub(super) fn decode(
         block: &HolderOnMedia,
         pool: u128,
@@ -66,7 +67,7 @@ impl LogMark {
         whole.then_some(found)
     }
 
-    /// Enters it into the block of a share of this pool, beside its event.
+    /// Enters the mark into the block of a share of this pool, beside its event.
     pub(super) fn enter(
         self,
         block: &mut HolderOnMedia,
@@ -89,7 +90,8 @@ impl LogMark {
         if self.closed { CLOSED } else { OPENED }
     }
 
-    /// It covers the event, too: older software counts events and leaves no mark.
+    /// Returns the checksum of the mark. It covers the event, too: older software counts events and
+    /// leaves no mark.
     fn checksum(self, pool: u128, share: u32, event: ShareEvent) -> u32 {
         let numbers = [
             event.number,

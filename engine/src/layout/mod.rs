@@ -1,4 +1,4 @@
-//! What stands on the media: little endian, checksummed with CRC32C, in blocks of 4 KiB.
+//! Structures on the media: little endian, checksummed with CRC32C, in blocks of 4 KiB.
 //!
 //! Everything here turns values into bytes and bytes into values or a stated reason; nothing here
 //! does I/O. `docs/format.md` draws the same structures; a test keeps their sizes in step.
@@ -58,39 +58,39 @@ pub const DEVICES_MAX: usize = 64;
 /// Shares a pool may be divided into: as many holder blocks stand behind the first superblock.
 pub const SHARES_MAX: u32 = 32;
 
-/// Where the first superblock stands. Block 0 is left to a protective MBR.
+/// Offset of the first superblock. Block 0 is left to a protective MBR.
 pub const SUPERBLOCK_OFFSET: u64 = BLOCK_BYTES;
 
-/// Where the holder block of share 0 stands; the others follow.
+/// Offset of the holder block of share 0; the others follow.
 pub const HOLDERS_OFFSET: u64 = 2 * BLOCK_BYTES;
 
-/// Where the owner block stands, behind those of the holders.
+/// Offset of the owner block, behind those of the holders.
 pub const OWNER_OFFSET: u64 = HOLDERS_OFFSET + SHARES_MAX as u64 * BLOCK_BYTES;
 
-/// Where the first share's metadata stands.
+/// Offset of the first share's metadata.
 pub const METADATA_OFFSET: u64 = 256 << 10;
 
 const _: () = assert!(OWNER_OFFSET + BLOCK_BYTES <= METADATA_OFFSET);
 
-/// How many blocks hold `bytes`.
+/// Returns the number of blocks that hold `bytes`.
 pub const fn blocks_for(bytes: u64) -> u64 {
     bytes.div_ceil(BLOCK_BYTES)
 }
 
-/// Whether a block begins with a structure's mark, a few bits of which may have rotted. Of 64 bits
-/// that are anything else, many more differ.
+/// Returns whether a block begins with a structure's mark, a few bits of which may have rotted. Of
+/// 64 bits that are anything else, many more differ.
 fn is_marked(block: &[u8], magic: [u8; 8]) -> bool {
     block.len() >= magic.len() && is_alike(&block[..magic.len()], &magic)
 }
 
-/// Whether bytes differ by no more bits than may have rotted.
+/// Returns whether bytes differ by no more bits than may have rotted.
 fn is_alike(one: &[u8], other: &[u8]) -> bool {
     const ROTTEN_BITS_MAX: u32 = 8;
     let differ = |(one, other): (&u8, &u8)| (one ^ other).count_ones();
     one.iter().zip(other).map(differ).sum::<u32>() <= ROTTEN_BITS_MAX
 }
 
-/// Whether nothing but zeroes stands there.
+/// Returns whether nothing but zeroes stands there.
 pub(crate) fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == 0)
 }

@@ -36,15 +36,15 @@ const _: () = assert!(size_of::<OwnerOnMedia>() == BLOCK_BYTES as usize);
 /// The host that owns a namespace, or owned it last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// What the host calls itself, cut at 256 bytes.
+    /// Name of the host by itself, cut at 256 bytes.
     pub host: String,
-    /// Whether it has not given the namespace back.
+    /// True if the owner has not given the namespace back.
     pub owns: bool,
     /// Counts the claims on this namespace.
     pub generation: u64,
     /// Tells this claim from all others.
     pub claim: u128,
-    /// When it was made, in seconds since 1970.
+    /// Time at which the claim was made, in seconds since 1970.
     pub since: u64,
 }
 
@@ -55,7 +55,7 @@ impl fmt::Display for Owner {
 }
 
 impl Owner {
-    /// Whether a block begins as a owner block does, though it be damaged.
+    /// Returns whether a block begins as a owner block does, though it be damaged.
     pub fn is_marked(block: &[u8]) -> bool {
         super::is_marked(block, MAGIC)
     }

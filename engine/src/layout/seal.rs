@@ -15,7 +15,7 @@ pub(super) const KIND_DROP: u8 = 5;
 /// A version of a tensor that seals hold, whatever stands under the tensor's id now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldVersion {
-    /// What seals call it. No two versions that seals hold have the same.
+    /// Number by which seals refer to the version. No two versions that seals hold have the same.
     pub number: u64,
     /// The tensor as it was.
     pub entry: TensorEntry,
@@ -24,12 +24,12 @@ pub struct HeldVersion {
 /// A set of tensor versions under a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seal {
-    /// Its name.
+    /// The name.
     pub name: Box<str>,
-    /// When it was made, in seconds since 1970.
+    /// Time at which the seal was made, in seconds since 1970.
     pub sealed_at: u64,
-    /// Its place among the commits of seals of its share, from 1; 0 until it is committed, and
-    /// where older software made it.
+    /// Place of the seal among the commits of seals of the share, from 1; 0 until it is committed,
+    /// and where older software made it.
     pub order: u64,
     /// The numbers of the versions.
     pub versions: Vec<u64>,
@@ -41,7 +41,8 @@ impl Seal {
         Self::bytes_for(self.versions.len(), self.name.len())
     }
 
-    /// The bytes that a seal of so many versions uses in the index, with a name of so many bytes.
+    /// Returns the bytes that a seal of `versions` versions uses in the index, with a name of
+    /// `name_bytes` bytes.
     pub fn bytes_for(versions: usize, name_bytes: usize) -> usize {
         let body = size_of::<u64>() * versions + name_bytes;
         (size_of::<EntryOnMedia>() + body).next_multiple_of(8)

@@ -78,44 +78,44 @@ pub(super) struct SuperblockOnMedia {
 const _: () = assert!(size_of::<ShareOnMedia>() == 64);
 const _: () = assert!(size_of::<SuperblockOnMedia>() == BLOCK_BYTES as usize);
 
-/// What a superblock says.
+/// Content of a superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Superblock {
     /// Counts the times this pool's superblocks were written; the highest valid one holds.
     pub generation: u64,
     /// The pool's own random 128 bits.
     pub pool: u128,
-    /// This device's place in the pool.
+    /// Index of this device in the pool.
     pub device: u32,
-    /// Where everything lies.
+    /// Geometry of the devices.
     pub geometry: Geometry,
-    /// When the pool was formatted, in seconds since 1970.
+    /// Time at which the pool was formatted, in seconds since 1970.
     pub formatted_at: u64,
     /// Operations in flight on each device at which calibration found them fast, if the pool was
     /// calibrated.
     pub depth: Option<u32>,
-    /// Whether index checkpoints may go on in segments of the log (feature bit 2). Older software
+    /// True if index checkpoints may go on in segments of the log (feature bit 2). Older software
     /// does not know that and refuses the pool.
     pub index_in_segments: bool,
-    /// Whether the index may have seals (feature bit 3). Older software does not know them and
+    /// True if the index may have seals (feature bit 3). Older software does not know them and
     /// refuses the pool.
     pub seals: bool,
-    /// Whether blocks of checkpoints and change records have checksums of their own (feature bit
+    /// True if blocks of checkpoints and change records have checksums of their own (feature bit
     /// 4), from the pool's first on. Older software does not know them and refuses the pool.
     pub block_checksums: bool,
 }
 
-/// Why a block is not a superblock that this version can use.
+/// The reason why a block is not a superblock that this version can use.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum SuperblockError {
-    /// It does not start as a superblock does.
+    /// The block does not start as a superblock does.
     #[error("no Tidelog superblock stands here")]
     Absent,
     /// The mark of a format stands in the place of the first one, and nothing whole in that of the
     /// second.
     #[error("a format of it was interrupted; format it again")]
     Unfinished,
-    /// It starts like one, but its checksum does not match.
+    /// The block starts like a superblock, but its checksum does not match.
     #[error("the superblock is damaged: checksum {found:#010x}, expected {expected:#010x}")]
     Checksum {
         /// The checksum it carries.
@@ -123,21 +123,21 @@ pub enum SuperblockError {
         /// The checksum of what is there.
         found: u32,
     },
-    /// Another version of the format.
+    /// The superblock has another version of the format.
     #[error("the pool has format version {0}; this version reads {FORMAT_VERSION}")]
     Version(u32),
     /// Features that this version does not know: using the pool could damage it.
     #[error("the pool uses features this version does not know: {0}")]
     Features(String),
-    /// Both copies are whole, of different devices, and nothing else says which is right.
+    /// The superblock copies are whole, of different devices, and nothing else says which is right.
     #[error(
         "its two superblocks are whole and contradict each other: A is {first}, B is {second}; nothing tells \
          which is right"
     )]
     Disagree {
-        /// Whose the first copy is.
+        /// Pool and device of the first copy.
         first: String,
-        /// Whose the second is.
+        /// Pool and device of the second copy.
         second: String,
     },
     /// Numbers that contradict each other.
@@ -146,15 +146,15 @@ pub enum SuperblockError {
     /// The device says that it stands outside its own pool.
     #[error("the superblock says device {device} of {devices}")]
     Place {
-        /// Its place.
+        /// The place.
         device: u32,
         /// Devices in its pool.
         devices: u32,
     },
 }
 
-/// Whether a sector behind the first one of a superblock may have this: rows of shares, each of
-/// which begins where the one before ends, and zeroes behind them.
+/// Returns whether a sector behind the first one of a superblock may have this: rows of shares,
+/// each of which begins where the one before ends, and zeroes behind them.
 pub(super) fn is_part_of_share_table(sector: &[u8]) -> bool {
     let is_blank = |row: &ShareOnMedia| is_zero(bytemuck::bytes_of(row));
     let rows = sector.chunks_exact(size_of::<ShareOnMedia>()).map(bytemuck::pod_read_unaligned);
@@ -172,41 +172,42 @@ pub(super) fn is_part_of_share_table(sector: &[u8]) -> bool {
 }
 
 impl SuperblockError {
-    /// Whether the block is whole, and only software that knows more may use it.
+    /// Returns whether the block is whole, and only software that knows more may use it.
     pub fn is_of_another_version(&self) -> bool {
         matches!(self, Self::Version(_) | Self::Features(_))
     }
 }
 
 impl Superblock {
-    /// Whether both are of the same device of the same pool, of whatever generation.
+    /// Returns whether both superblocks are of one device of the same pool, of whatever generation.
     pub fn is_of_the_same_device(&self, other: &Self) -> bool {
         self.is_of_the_same_pool(other) && self.device == other.device
     }
 
-    /// Whether both are of one pool.
+    /// Returns whether both superblocks are of one pool.
     pub fn is_of_the_same_pool(&self, other: &Self) -> bool {
         (self.pool, self.geometry) == (other.pool, other.geometry)
     }
 
-    /// Whose it is, for messages.
+    /// Returns pool and device, for messages.
     pub fn whose(&self) -> String {
         format!("device {}'s of pool {:032x}", self.device, self.pool)
     }
 
-    /// Where the second copy is if these bytes are those of a first one, which may be damaged.
+    /// Returns the offset of the second copy if these bytes are those of a first one, which may be
+    /// damaged.
     pub fn claimed_second_offset(bytes: &[u8]) -> Option<u64> {
         let block: SuperblockOnMedia = bytemuck::try_pod_read_unaligned(bytes).ok()?;
         let end = Some(block.device_bytes.get()).filter(|_| block.magic == MAGIC)?;
         end.checked_sub(BLOCK_BYTES)
     }
 
-    /// Whether a block begins as a superblock does, though it be damaged.
+    /// Returns whether a block begins as a superblock does, though it be damaged.
     pub fn is_marked(block: &[u8]) -> bool {
         super::is_marked(block, MAGIC)
     }
 
-    /// How checkpoints and change records lie in blocks.
+    /// Returns the format of checkpoints and change records in blocks.
     pub fn block_format(&self) -> BlockFormat {
         if self.block_checksums { BlockFormat::Checked } else { BlockFormat::Plain }
     }
@@ -345,8 +346,8 @@ pub fn protective_mbr(device_bytes: u64) -> Vec<u8> {
     block
 }
 
-/// Whether block 0 is such a partition table, of a device of any size: an image may have been moved
-/// to another one.
+/// Returns whether block 0 is such a partition table, of a device of any size: an image may have
+/// been moved to another one.
 pub fn is_protective_mbr(block: &[u8]) -> bool {
     const SECTORS: std::ops::Range<usize> = 458..462;
     let expected = protective_mbr(512);

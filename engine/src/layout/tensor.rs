@@ -1,4 +1,4 @@
-//! What a tensor is to the log: an id, a lifetime class, and runs of blocks.
+//! Tensors of the log: an id, a lifetime class, and runs of blocks.
 
 use std::fmt;
 use std::hash::Hasher as _;
@@ -10,7 +10,7 @@ use super::TensorEntry;
 /// The longest name a durable tensor may carry, in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 1024;
 
-/// What a tensor is called in the log: 128 bits, chosen by the caller or made from a name.
+/// Id of a tensor in the log: 128 bits, chosen by the caller or made from a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TensorId(pub u128);
 
@@ -33,8 +33,8 @@ impl fmt::Display for TensorId {
     }
 }
 
-/// What a tensor is called: an id, and the name that it was made from if there is one. Errors have
-/// it, and say the name.
+/// Key of a tensor: an id, and the name that it was made from if there is one. Errors have it, and
+/// say the name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorKey {
     /// The id.
@@ -44,7 +44,7 @@ pub struct TensorKey {
 }
 
 impl TensorKey {
-    /// The same, with the name that the index has where this has none.
+    /// Adds the name of the index's entry, where this key has none.
     #[must_use]
     pub fn or(self, entry: &TensorEntry) -> Self {
         if self.name.is_some() { self } else { entry.key() }
@@ -63,7 +63,7 @@ impl From<&str> for TensorKey {
     }
 }
 
-/// Its name, or its id where nobody gave it one.
+/// Writes the name, or the id where the tensor has no name.
 impl fmt::Display for TensorKey {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.name {
@@ -73,8 +73,8 @@ impl fmt::Display for TensorKey {
     }
 }
 
-/// How long a tensor will probably live. Each class has its own lane, because what dies together
-/// should share segments: then a segment is freed whole and nothing is ever copied.
+/// Probable lifetime of a tensor. Each class has its own lane, because what dies together should
+/// share segments: then a segment is freed whole and nothing is ever copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum LifetimeClass {
@@ -112,7 +112,7 @@ pub struct Run {
     pub segment: u32,
     /// The first block within the segment.
     pub block: u32,
-    /// How many blocks.
+    /// Number of blocks.
     pub blocks: u32,
 }
 

@@ -1,5 +1,4 @@
-//! What a format leaves that was interrupted, so that the next one knows its own from anybody
-//! else's.
+//! Remains of an interrupted format, so that the next one distinguishes its own from others' data.
 //!
 //! Before a format writes anything but zeroes, a mark stands in the place of the first superblock
 //! of each device, until that superblock takes its place. All else that stands on a device with the
@@ -10,7 +9,8 @@ use bytemuck::{Pod, Zeroable};
 use super::endian::{U32, U128};
 use super::{BLOCK_BYTES, checkpoint, checksum_of, is_protective_mbr, is_zero, superblock};
 
-/// More than 8 bits differ from the marks of all other structures: none of these can rot to it.
+/// Magic of the mark, of which more than 8 bits differ from the marks of all other structures: none
+/// of these can rot to it.
 const MAGIC: [u8; 8] = *b"UNFINISH";
 
 /// The bytes that each sector begins with that calibration writes.
@@ -61,9 +61,9 @@ impl UnfinishedFormat {
         (block.magic == MAGIC && expected.get() == found).then(|| Self { pool: block.pool.get() })
     }
 
-    /// Whether an interrupted format may have left this block: of whole sectors of a calibration,
-    /// or one of a pool's structures that holds nothing yet, or what a device wrote of that which
-    /// loses its power: any of its sectors.
+    /// Returns whether an interrupted format may have left this block: of whole sectors of a
+    /// calibration, or one of a pool's structures that holds nothing yet, or what a device wrote of
+    /// that which loses its power: any of its sectors.
     pub fn may_have_left(block: &[u8]) -> bool {
         let is_measured = |sector: &[u8]| sector.starts_with(&CALIBRATION_MARK) || is_zero(sector);
         let is_torn = |mut sectors: std::slice::Chunks<'_, u8>| {
@@ -79,7 +79,7 @@ impl UnfinishedFormat {
     }
 }
 
-/// Whether a sector has nothing but the checksum that blocks of checkpoints end with.
+/// Returns whether a sector has nothing but the checksum that blocks of checkpoints end with.
 fn ends_as_a_block_does(sector: &[u8]) -> bool {
     sector.split_last_chunk::<4>().is_some_and(|(content, _)| is_zero(content))
 }

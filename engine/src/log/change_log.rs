@@ -26,13 +26,13 @@ use crate::layout::{
 };
 use crate::units::{ByteCount, DeviceIndex, DeviceSet};
 
-/// What the change log needs of devices. Offsets and lengths are multiples of 4 KiB.
+/// Devices as the change log needs them. Offsets and lengths are multiples of 4 KiB.
 pub trait LogMedia {
-    /// What a device returns when it fails.
+    /// Error of a device.
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// Whether a read failed for some of its blocks alone, so that others of the device may well be
-    /// readable.
+    /// Returns whether a read failed for some of its blocks alone, so that others of the device may
+    /// well be readable.
     fn is_of_block(error: &Self::Error) -> bool;
     /// Reads `length` bytes at `offset` of a device of the pool.
     fn read(&self, device: u8, offset: u64, length: u64) -> Result<Vec<u8>, Self::Error>;
@@ -42,34 +42,34 @@ pub trait LogMedia {
     fn flush(&self, device: u8) -> Result<(), Self::Error>;
 }
 
-/// Which share's change log this is.
+/// Place of a share's change log.
 #[derive(Clone, Copy, Debug)]
 pub struct LogPlace {
     /// The pool.
     pub pool: u128,
     /// The share's number.
     pub share: u32,
-    /// Where the share lies.
+    /// Area of the share.
     pub area: ShareArea,
-    /// How segments lie over the devices.
+    /// Map of segments to the devices.
     pub stripes: StripeMap,
-    /// How checkpoints and records lie in blocks.
+    /// Format of checkpoints and records in blocks.
     pub format: BlockFormat,
-    /// How many copies there are: one on each of the devices 0.., which carry the metadata.
+    /// Number of copies: one on each of the devices 0.., which carry the metadata.
     pub devices: u8,
     /// The one copy to read, as if there were no other.
     pub only: Option<u8>,
 }
 
 impl LogPlace {
-    /// Where a share of a pool has its metadata; `None` if there is no such share.
+    /// Returns the metadata's place for a share of a pool; `None` if there is no such share.
     pub fn new(pool: u128, share: u32, geometry: &Geometry, format: BlockFormat) -> Option<Self> {
         let (area, stripes) = (geometry.share(share)?, StripeMap::new(geometry));
         let (devices, only) = (geometry.metadata_devices(), None);
         Some(Self { pool, share, area, stripes, format, devices, only })
     }
 
-    /// The same, of a pool of which a device has this superblock.
+    /// Returns the metadata's place for a share of the pool that has this superblock.
     pub fn of(superblock: &Superblock, share: u32) -> Option<Self> {
         let Superblock { pool, geometry, .. } = superblock;
         Self::new(*pool, share, geometry, superblock.block_format())
@@ -88,12 +88,12 @@ impl LogPlace {
         CheckpointRoom { slot_bytes, segment_bytes }
     }
 
-    /// Whether a record says that it belongs to this share.
+    /// Returns whether a record says that it belongs to this share.
     pub(super) fn is_ours(&self, head: &RecordHead) -> bool {
         (head.pool, head.share) == (self.pool, self.share)
     }
 
-    /// Whether a checkpoint of this share may go on in these segments.
+    /// Checks that a checkpoint of this share may go on in these segments.
     ///
     /// # Errors
     /// Why not.
@@ -111,8 +111,8 @@ impl LogPlace {
         self.area.first_segment..self.area.first_segment + self.area.segments
     }
 
-    /// Where one copy of a checkpoint of `length` bytes lies that begins in `slot` and goes on in
-    /// `segments`, in order: device, offset and bytes there.
+    /// Returns the places of one copy of a checkpoint of `length` bytes that begins in `slot` and
+    /// goes on in `segments`, in order: device, offset and bytes there.
     pub fn parts(
         &self,
         copy: u8,
@@ -137,15 +137,15 @@ impl LogPlace {
     }
 }
 
-/// Why a commit did not become durable.
+/// The reason why a commit did not become durable.
 #[derive(Debug, Error)]
 pub enum AppendError<E: fmt::Display> {
     /// The index has outgrown its place. Nothing was written; the log goes on.
     #[error("the index needs {needed} and its place has {room}; delete durable tensors")]
     IndexFull {
-        /// What the index with this commit needs.
+        /// Size of the index with this commit.
         needed: ByteCount,
-        /// What there is.
+        /// Capacity of the index.
         room: ByteCount,
     },
     /// A device failed. Whether the commit is there shows only after the pool is opened again.
@@ -159,9 +159,9 @@ pub enum AppendError<E: fmt::Display> {
 /// The index with a commit is larger than its place. Nothing was written; the log goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexFull {
-    /// What the index needs.
+    /// Size that the index needs.
     pub needed: ByteCount,
-    /// What there is.
+    /// Capacity of the index.
     pub room: ByteCount,
 }
 
@@ -171,27 +171,26 @@ impl<E: fmt::Display> From<IndexFull> for AppendError<E> {
     }
 }
 
-/// What makes changes durable, once all of it is on the media.
+/// Writes that make changes durable, once all of them are on the media.
 #[derive(Debug)]
 pub struct Append {
-    /// What is written, from the last on: what lies in segments goes before the slot that names
-    /// them.
+    /// Writes in order of execution, from the last on: what lies in segments goes before the slot
+    /// that names them.
     pub writes: Vec<MetaWrite>,
-    /// If this is a checkpoint of the whole index: its slot, and how many of the slot's segments it
-    /// goes on in.
+    /// Slot of a checkpoint of the whole index, and the number of the slot's segments that it uses.
     pub checkpoint: Option<(usize, usize)>,
     /// The end of the log behind it.
     pub end: LogEnd,
 }
 
-/// The same bytes for some devices.
+/// Write of identical bytes to several devices.
 #[derive(Clone, Debug)]
 pub struct MetaWrite {
     /// The devices.
     pub devices: Range<u8>,
-    /// Where, on each of them.
+    /// Offset on each of the devices.
     pub offset: u64,
-    /// What is written.
+    /// Bytes to write.
     pub bytes: Vec<u8>,
 }
 
@@ -202,13 +201,13 @@ impl Append {
     }
 }
 
-/// Where a change log ends.
+/// End of a change log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogEnd {
     pub(super) slot: usize,
     pub(super) epoch: u64,
     pub(super) sequence: u64,
-    /// Where the next record goes, within the slot's log.
+    /// Offset of the next record within the slot's log.
     pub(super) position: u64,
     /// The last commit that may stand in it.
     pub(super) commit: LogPoint,
@@ -225,7 +224,7 @@ impl LogEnd {
 pub struct ChangeLog {
     place: LogPlace,
     end: LogEnd,
-    /// Whether the next commit must be a checkpoint, because records stand here that nothing may
+    /// True if the next commit must be a checkpoint, because records stand here that nothing may
     /// follow.
     ended: bool,
     stopped: Option<String>,
@@ -269,7 +268,7 @@ impl ChangeLog {
         Append { writes, checkpoint: None, end }
     }
 
-    /// Whether the record of these changes would fit, and may be there.
+    /// Returns whether the record of these changes would fit, and may be there.
     pub fn has_room_for(&self, changes: &[Change]) -> bool {
         let room = self.place.area.slots[self.end.slot].log_bytes - self.end.position;
         let needed = self.place.format.blocks_for(ChangeRecord::bytes_for(changes));
@@ -316,7 +315,7 @@ impl ChangeLog {
         Ok(Append { writes, checkpoint: Some((slot, used)), end })
     }
 
-    /// What ends here is on the media of all devices that it touches.
+    /// Records that an append is on the media of all devices that it touches.
     pub fn complete(&mut self, end: LogEnd) {
         self.ended &= end.epoch == self.end.epoch;
         self.end = end;
@@ -376,7 +375,8 @@ impl ChangeLog {
         self.end.sequence
     }
 
-    /// How far it goes. It is `closed` if nothing that was begun may be behind it.
+    /// Returns the mark of the log's end. It is `closed` if nothing that was begun may be behind
+    /// it.
     pub fn mark(&self, closed: bool) -> LogMark {
         let closed = closed && !self.ended && self.stopped.is_none();
         LogMark { end: self.end.point(), commit: self.end.commit, closed }
@@ -387,7 +387,7 @@ impl ChangeLog {
         self.stopped.get_or_insert(reason);
     }
 
-    /// Why nothing may be added any more, if that is so.
+    /// Returns the reason why nothing may be added any more, if that is so.
     pub fn stopped(&self) -> Option<&str> {
         self.stopped.as_deref()
     }

@@ -1,5 +1,5 @@
-//! What a share contains: which version of which tensor can be read, who is reading an old one,
-//! which writes are on their way, and the space of all of them.
+//! Contents of a share: the readable version of each tensor, readers of old versions, writes in
+//! progress, and the space of all of them.
 //!
 //! Rules: a version is replaced only by one that is complete; a version that is being read keeps
 //! its space until the last read has ended; one that a seal holds keeps it until the last such seal
@@ -57,9 +57,9 @@ struct Writers {
 /// A write on its way.
 #[derive(Debug)]
 struct Pending {
-    /// What will stand there, without its checksums; nobody else holds it yet.
+    /// Version that the write makes, without its checksums; nobody else holds it yet.
     version: Arc<Version>,
-    /// What it will take in the index, at most.
+    /// Size of its entry in the index, at most.
     index_bytes: u64,
     in_doubt: bool,
     held: HeldPut,
@@ -79,21 +79,21 @@ pub struct Contents {
     space: Space,
     room: IndexRoom,
     current: Index,
-    /// Only of tensors that are being written.
+    /// Writers of the tensors that are being written.
     writers: FxHashMap<TensorId, Writers>,
     pending: FxHashMap<u64, Pending>,
-    /// How many reads each version being read has, by its serial: how often it had been moved, and
-    /// their number.
+    /// Reads in progress by the serial of their version: how often it had been moved, and their
+    /// number.
     readers: FxHashMap<u64, SmallVec<[(u32, u32); 1]>>,
     /// Places, by the serial of their version, that only its readers still know.
     retired: FxHashMap<u64, SmallVec<[Retired; 1]>>,
-    /// Which tensor lies where.
+    /// Map from places to tensors.
     reverse_map: ReverseMap,
-    /// Where reclamation is copying to.
+    /// Destinations of reclamation.
     moving: HashMap<u64, Moving>,
     seals: Seals,
     last_serial: u64,
-    /// For versions to come.
+    /// Versions for reuse.
     spares: SpareVersions,
 }
 
@@ -110,12 +110,13 @@ struct Retired {
 struct Moving {
     runs: Runs,
     durability: Durability,
-    /// What its tensor uses in the index beyond what it uses now, at most.
+    /// Growth of the tensor's entry in the index, at most.
     index_bytes: u64,
 }
 
 impl Contents {
-    /// What recovery found, in a share with this space and this room for its index.
+    /// Builds the contents from what recovery found, in a share with this space and this room for
+    /// its index.
     pub fn recovered(mut space: Space, mut room: IndexRoom, index: RecoveredIndex) -> Self {
         let RecoveredIndex { tensors, held, seals: named, runs } = index;
         let mut current = Index::with_capacity(tensors.len());
@@ -168,7 +169,7 @@ impl Contents {
         }
     }
 
-    /// What errors call a tensor: what its caller calls it, or the name by which it was put.
+    /// Completes a key for errors: what its caller calls it, or the name by which it was put.
     pub fn called(&self, key: TensorKey) -> TensorKey {
         match self.current(key.id) {
             Some(version) => key.or(&version.entry),
@@ -231,14 +232,14 @@ impl Contents {
         Ok(Reservation { serial })
     }
 
-    /// Where the bytes of a write go.
+    /// Returns the runs of a write.
     pub fn runs(&self, reservation: &Reservation) -> &[Run] {
         let pending = self.pending.get(&reservation.serial);
         pending.map_or(&[], |pending| &pending.version.entry.runs)
     }
 
-    /// Whether this write may go on beside what stands under its id and what is being written to
-    /// it.
+    /// Checks that this write may go on beside what stands under its id and what is being written
+    /// to it.
     fn check(&self, request: &PutRequest) -> Result<(), BeginError> {
         let current = self.current(request.id);
         let durable = current.filter(|version| version.durability == Durability::Durable);
@@ -340,13 +341,13 @@ impl Contents {
         self.current.get(id)
     }
 
-    /// Whether a durable tensor stands, or is about to stand, under this id.
+    /// Returns whether a durable tensor stands, or is about to stand, under this id.
     pub fn is_durable(&self, id: TensorId) -> bool {
         self.current(id).is_some_and(|it| it.durability == Durability::Durable)
             || self.writers.get(&id).is_some_and(|writers| writers.durable > 0)
     }
 
-    /// How the space is used.
+    /// Returns the use of the space.
     pub fn space_use(&self) -> SpaceUse {
         SpaceUse { sealed: self.bytes_held_alone(), ..self.space.space_use() }
     }
@@ -435,7 +436,7 @@ impl Contents {
         }
     }
 
-    /// This version stands under its id no more.
+    /// Retires a version that is no longer current under its id.
     fn retire(&mut self, version: Arc<Version>) {
         if version.durability == Durability::Durable {
             self.room.remove(&version.entry);
@@ -443,7 +444,7 @@ impl Contents {
         self.release_unless_held(version);
     }
 
-    /// Nobody can find this version any more, unless it is held by a seal.
+    /// Releases a version that cannot be found any more, unless it is held by a seal.
     fn release_unless_held(&mut self, version: Arc<Version>) {
         if self.seals.number_of(&version).is_none() {
             self.release_blocks(&version, &version.entry.runs);
@@ -451,7 +452,8 @@ impl Contents {
         }
     }
 
-    /// These runs of a version are found no more; they stay while somebody reads the version.
+    /// Releases runs of a version that are found no more; they stay while somebody reads the
+    /// version.
     fn release_blocks(&mut self, version: &Version, runs: &[Run]) {
         for run in runs {
             self.reverse_map.remove(run);

@@ -10,7 +10,7 @@ use crate::layout::{BLOCK_BYTES, BlockFormat, Checkpoint, CheckpointClaim};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
-/// After so many blocks that cannot be read, the rest of what was to be read is not tried.
+/// Limit of unreadable blocks: after these, the rest of what was to be read is not tried.
 const UNREAD_MAX: usize = 1024;
 
 /// Bytes of a device that cannot be read.
@@ -18,13 +18,13 @@ const UNREAD_MAX: usize = 1024;
 pub struct Unread {
     /// The device's place.
     pub device: u8,
-    /// Where they are.
+    /// Offset of the blocks.
     pub offset: u64,
-    /// How many; mostly one block.
+    /// Length in bytes; mostly one block.
     pub length: u64,
-    /// Whether other blocks of the device may well be readable.
+    /// True if other blocks of the device may well be readable.
     pub is_of_block: bool,
-    /// What the device answered.
+    /// The device's error.
     pub error: String,
 }
 
@@ -88,15 +88,15 @@ fn read_into<M: LogMedia>(
     read_into(media, device, (offset + half, length - half), bytes, unread);
 }
 
-/// What begins a slot, in one copy.
+/// Start of a slot, in one copy.
 pub(super) enum Head {
-    /// What it claims to be the start of.
+    /// A checkpoint, by its claim.
     Claim(CheckpointClaim),
     /// A checkpoint's first block, of which not all is as it was written.
     Rotten,
-    /// Nothing of a checkpoint.
+    /// No part of a checkpoint.
     Nothing,
-    /// It cannot be read.
+    /// The start cannot be read.
     Unread(Unread),
 }
 
@@ -135,9 +135,9 @@ impl Head {
 
 /// A checkpoint as one copy claims it, with blocks from another where it lacks them.
 pub(super) struct CheckpointRead {
-    /// Its blocks.
+    /// The blocks.
     pub(super) bytes: Vec<u8>,
-    /// Whether this copy has all of them.
+    /// True if this copy has all of them.
     pub(super) is_copy: bool,
     /// The first block that no copy has.
     pub(super) lost: Option<usize>,
@@ -145,8 +145,8 @@ pub(super) struct CheckpointRead {
 }
 
 impl CheckpointRead {
-    /// Reads it from its slot and the segments that it lists. Where they cannot be those of one,
-    /// less.
+    /// Reads a checkpoint from its slot and the segments that it lists. Where they cannot be those
+    /// of one, less.
     pub(super) fn of<M: LogMedia>(
         place: &LogPlace,
         media: &M,

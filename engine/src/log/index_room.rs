@@ -1,4 +1,4 @@
-//! How much room checkpoints of the index have, and how much of it is reserved.
+//! Capacity for checkpoints of the index, and its reserved part.
 //!
 //! A checkpoint begins in one of two slots and goes on in segments that belong to that slot. Both
 //! slots always have room for every durable tensor that there is and every one that is being put:
@@ -21,13 +21,13 @@ pub struct CheckpointRoom {
 }
 
 impl CheckpointRoom {
-    /// The bytes of tensors for which there is room in a slot with so many segments.
+    /// Returns the bytes of tensors for which there is space in a slot with `segments` segments.
     pub const fn with(&self, segments: u64) -> u64 {
         let all = self.slot_bytes + segments * self.segment_bytes;
         all.saturating_sub(Checkpoint::payload_start(segments))
     }
 
-    /// How many segments a checkpoint with so many bytes of tensors goes on in.
+    /// Returns the number of segments of a checkpoint with `payload_bytes` bytes of tensors.
     pub fn segments_for(&self, payload_bytes: u64) -> u64 {
         let beyond = payload_bytes.saturating_sub(self.with(0));
         // Each of them also takes a place in the list.
@@ -38,18 +38,19 @@ impl CheckpointRoom {
         segments
     }
 
-    /// Whether the list of so many segments stands in the slot, where a reader looks for it.
+    /// Returns whether the list of `segments` segments stands in the slot, where a reader looks for
+    /// it.
     pub const fn lists(&self, segments: u64) -> bool {
         Checkpoint::payload_start(segments) <= self.slot_bytes
     }
 }
 
-/// How the room for the index is used.
+/// Use of the index's capacity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IndexUse {
     /// Bytes that durable tensors and seals take in a checkpoint.
     pub live: ByteCount,
-    /// The same for those that are being put and made.
+    /// Use by entries that are being put and made.
     pub coming: ByteCount,
     /// Bytes for which there is room now. It grows by segments where the pool allows that.
     pub room: ByteCount,
@@ -86,7 +87,7 @@ impl IndexRoom {
         }
     }
 
-    /// Whether it may take segments.
+    /// Returns whether the index room may take segments.
     pub(super) fn grows(&self) -> bool {
         self.grows
     }
@@ -119,7 +120,8 @@ impl IndexRoom {
         self.live
     }
 
-    /// How many segments a slot lacks to have room for so many bytes; `None` if it can never have.
+    /// Returns the number of segments that a slot lacks for `payload_bytes` bytes; `None` if it can
+    /// never have.
     pub(super) fn missing(&self, slot: usize, payload_bytes: u64) -> Option<u32> {
         let wanted = self.checkpoint.segments_for(payload_bytes);
         let missing = wanted.saturating_sub(self.segments[slot].len() as u64);
@@ -130,7 +132,7 @@ impl IndexRoom {
         }
     }
 
-    /// Whether a slot has more segments than it needs.
+    /// Returns whether a slot has more segments than it needs.
     pub(super) fn has_surplus(&self, slot: usize) -> bool {
         self.segments[slot].len() as u64 > self.checkpoint.segments_for(self.spoken_for())
     }
@@ -153,8 +155,8 @@ impl IndexRoom {
         self.bytes_at(entry, &entry.runs)
     }
 
-    /// What a tensor takes more if it lies in these runs. Whether there is room for it shows when
-    /// its move is committed.
+    /// Returns the growth of a tensor's entry if it lies in these runs. Whether there is room for
+    /// it shows when its move is committed.
     pub(super) fn growth(&self, entry: &TensorEntry, runs: &[Run]) -> u64 {
         self.bytes_at(entry, runs).saturating_sub(self.bytes_of(entry))
     }
@@ -168,7 +170,7 @@ impl IndexRoom {
         self.coming += bytes;
     }
 
-    /// It has ended, whatever became of it.
+    /// Ends a reservation, whatever became of it.
     pub(super) fn end(&mut self, bytes: u64) {
         self.coming -= bytes;
     }
@@ -178,17 +180,17 @@ impl IndexRoom {
         self.insert_bytes(self.bytes_of(entry));
     }
 
-    /// It is there no more.
+    /// Removes an entry.
     pub(super) fn remove(&mut self, entry: &TensorEntry) {
         self.remove_bytes(self.bytes_of(entry));
     }
 
-    /// An entry of so many bytes is there.
+    /// Inserts an entry of `bytes` bytes.
     pub(super) fn insert_bytes(&mut self, bytes: u64) {
         self.live += bytes;
     }
 
-    /// It is there no more.
+    /// Removes bytes.
     pub(super) fn remove_bytes(&mut self, bytes: u64) {
         self.live -= bytes;
     }

@@ -22,7 +22,7 @@ pub(super) struct LogCopies {
 }
 
 impl LogCopies {
-    /// Reads it in these copies.
+    /// Reads the log in these copies.
     pub(super) fn read<M: LogMedia>(
         place: &LogPlace,
         media: &M,
@@ -54,12 +54,12 @@ impl LogCopies {
         Self { format: place.format, offset, copies, unread, checksummed: Cell::new(0) }
     }
 
-    /// How long it is.
+    /// Returns the length of the log.
     pub(super) fn len(&self) -> usize {
         self.copies.iter().map(|(_, image)| image.len()).min().unwrap_or(0)
     }
 
-    /// How many bytes were checksummed so far.
+    /// Returns the number of bytes that were checksummed so far.
     pub(super) fn checksummed(&self) -> u64 {
         let images = self.copies.iter().map(|(_, image)| image.checksummed());
         self.checksummed.get() + images.sum::<u64>()
@@ -72,7 +72,7 @@ impl LogCopies {
         self.format.is_whole(block, number, seal)
     }
 
-    /// What each copy claims to have at `at`, that is `wanted`.
+    /// Returns each copy's claim at `at`, if it is `wanted`.
     fn claims(&self, at: usize, wanted: impl Fn(&RecordHead) -> bool) -> Vec<(usize, RecordHead)> {
         let claim = |(copy, (_, image)): (usize, &(u8, LogImage))| {
             let head = image.claim(at).filter(|head| wanted(head))?;
@@ -147,7 +147,8 @@ impl LogCopies {
         })
     }
 
-    /// What is left of the record with this head. Without block checksums it is all or nothing.
+    /// Returns the remains of the record with this head. Without block checksums it is all or
+    /// nothing.
     pub(super) fn remains(&mut self, at: usize, head: &RecordHead) -> Vec<u8> {
         if self.format == BlockFormat::Checked {
             return self.joined(at, head);
@@ -157,13 +158,13 @@ impl LogCopies {
         bytes.unwrap_or_default().to_vec()
     }
 
-    /// What cannot be read of its first block, if no copy has that.
+    /// Returns the unreadable part of the log's first block, if no copy has that.
     pub(super) fn lost_start(&self) -> Option<&Unread> {
         self.lost(self.offset)
     }
 
-    /// What cannot be read where the record `next` of this place may stand in some copy, though no
-    /// whole one was found.
+    /// Returns the unreadable part of a place where the record `next` of this place may stand in
+    /// some copy, though no whole one was found.
     pub(super) fn hidden(&mut self, at: usize, place: &LogPlace, next: LogPoint) -> Option<Unread> {
         if at >= self.len() || self.unread.is_empty() {
             return None;
@@ -192,8 +193,8 @@ impl LogCopies {
         (others + 1 == self.copies.len()).then_some(first)
     }
 
-    /// Whether a copy has a head at `at` of which bits have rotted. Another one that stood there
-    /// before is whole.
+    /// Returns whether a copy has a head at `at` of which bits have rotted. Another one that stood
+    /// there before is whole.
     fn is_rotten(&mut self, at: usize, place: &LogPlace, next: LogPoint) -> bool {
         let others = self.claims(at, |_| true);
         let is_marked = |(_, image): &(u8, LogImage)| {

@@ -16,25 +16,25 @@ use crate::layout::{
 /// Commits that no copy of a share's index has as a whole, with all that came after the first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LostCommits {
-    /// Why they are lost.
+    /// The reason why they are lost.
     pub why: RecoveryError,
     /// The last checkpoint or record that is there.
     pub kept: LogPoint,
     /// The last that is known of.
     pub last: LogPoint,
-    /// What the lost commits had left that is not there without them, as far as it can still be
+    /// Changes of the lost commits that are missing without them, as far as they can still be
     /// decoded: tensors, seals, deletions.
     pub changes: BTreeSet<String>,
 }
 
 impl LostCommits {
-    /// Whether the same commits are lost, whatever the reason.
+    /// Returns whether the same commits are lost, whatever the reason.
     pub fn loses_the_same(&self, other: &Self) -> bool {
         (self.kept, self.last, &self.changes) == (other.kept, other.last, &other.changes)
     }
 }
 
-/// What can still be read behind the end of a log.
+/// Readable remains behind the end of a log.
 pub(super) struct Remains {
     pub(super) last: LogPoint,
     /// The newest epoch that anything claims.
@@ -43,7 +43,7 @@ pub(super) struct Remains {
 }
 
 impl Remains {
-    /// Of both logs, the one that holds from `from` on and the other, and of newer checkpoints.
+    /// Reads both logs, the one that holds from `from` on and the other, and newer checkpoints.
     pub(super) fn read<M: LogMedia>(
         place: &LogPlace,
         media: &M,
@@ -78,7 +78,7 @@ impl Remains {
         self.changes.extend(decodable_changes(payload.unwrap_or_default()));
     }
 
-    /// What of it an index lacks.
+    /// Returns the changes that an index lacks.
     pub(super) fn lacking(&self, index: &RecoveredIndex) -> BTreeSet<String> {
         let RecoveredIndex { tensors, seals, .. } = index;
         let tensor = |id| tensors.binary_search_by_key(&id, |it| it.id).ok().map(|at| &tensors[at]);

@@ -1,11 +1,11 @@
-//! What a share contains, once its change log is applied to its checkpoint.
+//! Contents of a share, once its change log is applied to its checkpoint.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::change_log::LogPlace;
 use crate::layout::{Change, Checkpoint, HeldVersion, Run, Seal, TensorEntry, TensorId};
 
-/// What a share contains.
+/// Contents of a share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecoveredIndex {
     /// Every durable tensor, by id.
@@ -15,7 +15,7 @@ pub struct RecoveredIndex {
     pub held: Vec<HeldVersion>,
     /// Every seal, by name.
     pub seals: Vec<Seal>,
-    /// Where all of it lies, by place.
+    /// Runs of all tensors, by place.
     pub runs: Vec<(Run, TensorId)>,
 }
 
@@ -55,7 +55,7 @@ impl RecoveredIndex {
         Ok(())
     }
 
-    /// Whether a tensor lies in a segment.
+    /// Returns whether a tensor lies in a segment.
     pub(super) fn is_in(&self, segment: u32) -> bool {
         let first = self.runs.partition_point(|(run, _)| run.segment < segment);
         self.runs.get(first).is_some_and(|(run, _)| run.segment == segment)
@@ -99,7 +99,7 @@ fn checked_runs(place: &LogPlace, index: &RecoveredIndex) -> Result<Vec<(Run, Te
     Ok(runs)
 }
 
-/// Whether an entry lies inside of its share and has a checksum for each piece.
+/// Checks that an entry lies inside of its share and has a checksum for each piece.
 fn check_entry(place: &LogPlace, entry: &TensorEntry) -> Result<(), String> {
     let (segments, stripes) = (place.segments(), &place.stripes);
     let is_outside =
@@ -114,7 +114,7 @@ fn check_entry(place: &LogPlace, entry: &TensorEntry) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether every seal names versions that are there, and each tensor once.
+/// Checks that every seal names versions that are there, and each tensor once.
 fn check_seals(held: &[HeldVersion], seals: &[Seal]) -> Result<(), String> {
     for Seal { name, versions, .. } in seals {
         let mut ids = HashSet::with_capacity(versions.len());

@@ -26,10 +26,10 @@ use crate::layout::{
     LogMark, LogPoint, RecordHead,
 };
 
-/// What stood on the media.
+/// Contents of the media, as recovered.
 #[derive(Debug)]
 pub struct Recovered {
-    /// What the share contains.
+    /// Contents of the share.
     pub index: RecoveredIndex,
     /// The segments that each slot's checkpoint goes on in; nothing else lies there.
     pub index_segments: [Vec<u32>; 2],
@@ -41,16 +41,16 @@ pub struct Recovered {
     /// Devices on which the record behind the last one is claimed to stand, and is not whole on any
     /// device.
     pub torn: Vec<u8>,
-    /// What could not be read.
+    /// Blocks that could not be read.
     pub unread: Vec<Unread>,
     /// Commits that it goes on without, if it was to.
     pub lost: Option<LostCommits>,
-    /// Whether the next commit may follow directly. If not, a checkpoint must be written first:
+    /// True if the next commit may follow directly. If not, a checkpoint must be written first:
     /// records stand in the log that may be on one device only, or not yet on media.
     pub settled: bool,
 }
 
-/// Why a share cannot be recovered.
+/// The reason why a share cannot be recovered.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum RecoveryError {
     /// No valid checkpoint on any device.
@@ -86,10 +86,10 @@ pub enum RecoveryError {
         /// The last one known to have been there, which may be whole.
         last: u64,
     },
-    /// What cannot be read may be commits that no other copy has.
+    /// The unreadable blocks may be commits that no other copy has.
     #[error("{unread}, where {what} may stand that no other copy has as a whole")]
     Unreadable {
-        /// What may stand there.
+        /// A description of what may be stored there.
         what: String,
         /// The first of it.
         unread: Unread,
@@ -114,8 +114,8 @@ pub fn recover<M: LogMedia>(
     Reader::new(place, mark, media).recover()
 }
 
-/// The same, and where commits are lost what is there without them, with the first of them and all
-/// that came after gone.
+/// Recovers the index, and where commits are lost, its contents without them, with the first of
+/// them and all that came after gone.
 ///
 /// # Errors
 /// There is nothing to go back to, or it contradicts itself.
@@ -127,17 +127,17 @@ pub fn recover_rest<M: LogMedia>(
     Reader { goes_back: true, ..Reader::new(place, mark, media) }.recover()
 }
 
-/// What begins the slots, in each copy.
+/// Starts of the slots, in each copy.
 type Heads = [Vec<(u8, Head)>; 2];
 
 /// The checkpoint that holds.
 struct Newest {
     slot: usize,
     checkpoint: Checkpoint,
-    /// How it starts on the media.
+    /// Header as on the media.
     header: Vec<u8>,
-    /// How many devices have it. One that has another of the same epoch (its own restored from a
-    /// backup, say) does not.
+    /// Number of devices that have the checkpoint. One that has another of the same epoch (its own
+    /// restored from a backup, say) does not.
     copies: usize,
     /// Newer ones that are not whole, by device and epoch.
     passed_over: Vec<(u8, u64)>,
@@ -150,7 +150,7 @@ struct Reader<'a, M> {
     place: LogPlace,
     mark: LogMark,
     media: &'a M,
-    /// Whether it goes on without commits that are lost.
+    /// True if the reader goes on without commits that are lost.
     goes_back: bool,
     /// Bytes of change logs that were checksummed.
     checksummed: Cell<u64>,
@@ -295,7 +295,7 @@ impl<'a, M: LogMedia> Reader<'a, M> {
         Ok(Newest { passed_over, hidden, unread, ..newest })
     }
 
-    /// Whether these blocks, of which each is whole if it has a checksum, are those of the
+    /// Returns whether these blocks, of which each is whole if it has a checksum, are those of the
     /// checkpoint with this header.
     fn is_copy(&self, bytes: &[u8], header: &[u8]) -> bool {
         match self.place.format {
@@ -341,9 +341,9 @@ impl<'a, M: LogMedia> Reader<'a, M> {
         heads.iter().find_map(list).unwrap_or_default()
     }
 
-    /// The other slot's log, of the copies in which a checkpoint newer than `epoch` may have begun
-    /// the slot. Where the one before still does, nothing newer ever stood there. Elsewhere any
-    /// record of the log may be the one that is left.
+    /// Reads the other slot's log, of the copies in which a checkpoint newer than `epoch` may have
+    /// begun the slot. Where the one before still does, nothing newer ever stood there. Elsewhere
+    /// any record of the log may be the one that is left.
     fn other_log(&self, heads: &[(u8, Head)], slot: usize, epoch: u64) -> LogCopies {
         let is_before = |head: &Head| head.claim().is_some_and(|claim| claim.epoch < epoch);
         let copies = heads.iter().filter(|(_, head)| !is_before(head)).map(|(copy, _)| *copy);
@@ -368,7 +368,7 @@ impl<'a, M: LogMedia> Reader<'a, M> {
         Ok(read)
     }
 
-    /// Whether a record follows this place in the commits.
+    /// Returns whether a record follows this place in the commits.
     fn next(&self, end: LogPoint) -> impl Fn(&RecordHead) -> bool + Copy + use<M> {
         let (place, next) = (self.place, LogPoint { sequence: end.sequence + 1, ..end });
         move |head| place.is_ours(head) && head.point() == next
@@ -404,7 +404,7 @@ impl<'a, M: LogMedia> Reader<'a, M> {
         })
     }
 
-    /// What cannot be read where commits behind the end may stand.
+    /// Returns the unreadable blocks where commits behind the end may stand.
     fn hidden(
         &self,
         heads: &[(u8, Head)],

@@ -576,7 +576,7 @@ fn blocks_of_large(share: &Share) -> Vec<u64> {
     blocks(slot.checkpoint_offset, 5).chain(blocks(slot.log_offset, 4)).collect()
 }
 
-/// How a block is spoiled.
+/// Way in which a block is corrupted.
 #[derive(Clone, Copy, Debug)]
 enum Spoil {
     Zero,

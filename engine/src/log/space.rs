@@ -26,13 +26,13 @@ use lane::CLASSES;
 
 /// A share has at least this many segments; with fewer there is nothing to keep back.
 const SEGMENTS_FOR_RESERVE: u32 = 8;
-/// From here on a second segment of reserve is cheap.
+/// Number of segments from which a second segment of reserve is cheap.
 const SEGMENTS_FOR_SECOND: u32 = 32;
 
-/// How a share's space is used. Live, dead, free, reserved and index always sum to the capacity.
+/// Use of a share's space. Live, dead, free, reserved and index always sum to the capacity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpaceUse {
-    /// All of it.
+    /// Capacity of the share.
     pub capacity: ByteCount,
     /// Held by tensors that can be read, and by seals.
     pub live: ByteCount,
@@ -53,28 +53,27 @@ pub struct SpaceUse {
 /// No space for an allocation; nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full {
-    /// What was asked for, rounded up to blocks; or the segments by which the index would have to
-    /// grow.
+    /// Requested size, rounded up to blocks; or the segments by which the index would have to grow.
     pub needed: ByteCount,
-    /// What this lane could have had: `free` less what is left of other durability's open segments,
-    /// and less what is kept for reclamation. For the index, the whole segments of that beside the
-    /// tensor's own.
+    /// Size that this lane could have had: `free` less what is left of other durability's open
+    /// segments, and less what is kept for reclamation. For the index, the whole segments of that
+    /// beside the tensor's own.
     pub available: ByteCount,
-    /// Whether it is the index that is to grow, and not a tensor that is to be put.
+    /// True if the index is what is to grow, and not a tensor that is to be put.
     pub for_index: bool,
-    /// How the space is used.
+    /// Use of the space.
     pub space: SpaceUse,
 }
 
-/// What an allocation may take, each more than the one before.
+/// Reach of an allocation, each more than the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AllocationReach {
     /// The lane's own segments: its open one and free ones. What is put into a sister's dies at
     /// another time than the rest there.
     Lane,
-    /// Also what is left of the sister lanes' open segments.
+    /// Open segments of the sister lanes, too.
     Sisters,
-    /// Also the free segments that are kept for reclamation.
+    /// Free segments that are kept for reclamation, too.
     Reserve,
 }
 
@@ -100,11 +99,11 @@ struct Segment {
     reserved: u32,
     /// Runs that were handed out and never held anything readable, by their end: their start.
     unused: BTreeMap<u32, u32>,
-    /// What [`Space::handed_out`] was when its last block was handed out: how old it is.
+    /// Value of [`Space::handed_out`] when the segment's last block was handed out: how old it is.
     filled_at: u64,
-    /// Something in it cannot be read, so it cannot be reclaimed.
+    /// True if something in the segment cannot be read, so it cannot be reclaimed.
     unmovable: bool,
-    /// Its devices know that it holds nothing.
+    /// True if the devices have been told that the segment holds nothing.
     discarded: bool,
 }
 
@@ -120,7 +119,7 @@ impl Segment {
         discarded: false,
     };
 
-    /// Whether it holds nothing: free, or about to be.
+    /// Returns whether the segment holds nothing: free, or about to be.
     fn is_unused(&self) -> bool {
         matches!(self.state, State::Free | State::Discarding)
     }
@@ -140,7 +139,7 @@ pub struct Space {
     filled_last: [Option<u32>; LANES],
     live: u64,
     reserved: u64,
-    /// How many segments the index has.
+    /// Number of segments of the index.
     index_segments: u32,
     /// Free segments that only reclamation takes.
     reserve: u32,
@@ -148,7 +147,7 @@ pub struct Space {
     victim: Option<u32>,
     /// Blocks handed out so far: the clock by which segments age.
     handed_out: u64,
-    /// Whether tensors are kept apart by lifetime.
+    /// True if tensors are kept apart by lifetime.
     lifetime_lanes: bool,
 }
 
@@ -180,7 +179,7 @@ impl Space {
         }
     }
 
-    /// The same space with one lane for each durability, whatever lifetimes are hinted.
+    /// Merges the lanes into one for each durability, whatever lifetimes are hinted.
     #[must_use]
     pub fn without_lifetime_lanes(self) -> Self {
         Self { lifetime_lanes: false, ..self }
@@ -238,7 +237,7 @@ impl Space {
         }
     }
 
-    /// Nobody can find the tensor in these runs any more, but somebody still reads it.
+    /// Marks the runs of a tensor that nothing finds any more, but somebody still reads it.
     pub fn retire(&mut self, runs: &[Run]) {
         for run in runs {
             let segment = self.segment(run);
@@ -285,7 +284,7 @@ impl Space {
         }
     }
 
-    /// How the space is used.
+    /// Returns the use of the space.
     pub fn space_use(&self) -> SpaceUse {
         let open_room: u64 = self.open.iter().flatten().map(|&index| self.room(index)).sum();
         let capacity = self.segments.len() as u64 * u64::from(self.segment_blocks);

@@ -214,7 +214,7 @@ fn a_segment_that_is_discarded_is_nobodys_until_that_has_ended() {
     assert_eq!(space.begin_discard(), Some(runs[0].segment), "it has been written since");
 }
 
-/// What a random program does with one allocation.
+/// Action of a random program on one allocation.
 #[derive(Clone, Copy, PartialEq)]
 enum Phase {
     Reserved,

@@ -8,15 +8,15 @@ use crate::units::{DeviceIndex, DeviceSet};
 pub struct Placement {
     /// The device's place in the pool.
     pub device: u8,
-    /// Where the piece starts on the device.
+    /// Offset of the piece on the device.
     pub device_offset: u64,
-    /// Where the piece starts in the tensor.
+    /// Offset of the piece in the tensor.
     pub tensor_offset: u64,
     /// The piece's bytes that belong to the tensor; the rest of its last block is padding.
     pub length: u32,
 }
 
-/// How segments lie over the devices.
+/// Map of segments to the devices.
 #[derive(Clone, Copy, Debug)]
 pub struct StripeMap {
     devices: u64,
@@ -68,7 +68,7 @@ impl StripeMap {
         })
     }
 
-    /// How many pieces the runs have: as many checksums belong to the tensor.
+    /// Returns the number of pieces of the runs: as many checksums belong to the tensor.
     pub fn count(&self, runs: &[Run]) -> usize {
         let units = |run: &Run| {
             if run.blocks == 0 {
@@ -99,7 +99,7 @@ impl StripeMap {
         self.segment_bytes * self.columns(copies)
     }
 
-    /// Where the bytes of one copy of an index checkpoint lie in a segment, in order: device and
+    /// Returns the places of one copy of an index checkpoint in a segment, in order: device and
     /// offset of slices of [`Self::slice`]'s length. No device has a part of two copies; where the
     /// devices cannot be divided, the last ones have none.
     pub fn index_slices(
@@ -116,7 +116,7 @@ impl StripeMap {
         self.devices / copies as u64
     }
 
-    /// Where a segment's slice of every device starts, and how long it is.
+    /// Returns offset and length of a segment's slice, the same on every device.
     pub fn slice(&self, segment: u32) -> (u64, u64) {
         (self.data_offset + u64::from(segment) * self.segment_bytes, self.segment_bytes)
     }

@@ -14,14 +14,15 @@ use crate::layout::{TensorEntry, TensorId};
 pub struct Version {
     /// The tensor, its place and its checksums.
     pub entry: TensorEntry,
-    /// Whether it survives the process.
+    /// Durability of the version.
     pub durability: Durability,
     pub(super) serial: u64,
-    /// How often reclamation has moved it: its bytes are the same, some of its runs are not.
+    /// Number of times that reclamation has moved the version: its bytes are the same, some of its
+    /// runs are not.
     pub(super) moves: u32,
 }
 
-/// What it is called.
+/// Writes the tensor's name.
 impl fmt::Display for Version {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.entry.key().fmt(out)
@@ -37,42 +38,42 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// What tells it from every other.
+    /// Returns the key that distinguishes this reservation from all others.
     pub fn key(&self) -> ReservationKey {
         ReservationKey(self.serial)
     }
 }
 
-/// Which write a seal of its own batch means.
+/// Key of the write that a seal of its own batch holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReservationKey(pub(super) u64);
 
-/// What the batch of a seal has done to a tensor before it.
+/// Change of a tensor by the batch of a seal, before the seal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnChange {
-    /// It puts it.
+    /// The batch puts it.
     Put(ReservationKey),
-    /// It deletes it.
+    /// The batch deletes it.
     Delete,
 }
 
-/// What a caller wants to write.
+/// Request of a caller to write a tensor.
 #[derive(Clone, Debug)]
 pub struct PutRequest {
-    /// What the tensor is called.
+    /// Id of the tensor.
     pub id: TensorId,
     /// The name behind the id. It is kept; on media with durable tensors alone.
     pub name: Option<Box<str>>,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub length: u64,
     /// The lane it goes to.
     pub lane: Lane,
 }
 
-/// Why a write cannot begin; nothing was changed.
+/// The reason why a write cannot begin; nothing was changed.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum BeginError {
-    /// There is no space.
+    /// The share has no space.
     #[error("no space")]
     Full(Full),
     /// The index has no place for one more, and may not grow.
@@ -84,18 +85,18 @@ pub enum BeginError {
     /// A scratch write to this id is in flight.
     #[error("a scratch write to this id is in flight")]
     ScratchInFlight,
-    /// Another name stands for the same id.
+    /// The id belongs to another name.
     #[error("the id already stands for {0:?}")]
     NameCollision(Box<str>),
 }
 
-/// Why a tensor cannot be deleted; nothing was changed.
+/// The reason why a tensor cannot be deleted; nothing was changed.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum RemoveError {
-    /// There is no such tensor.
+    /// The tensor does not exist.
     #[error("no tensor stands under this id")]
     Unknown,
-    /// It is durable: it disappears by a commit.
+    /// The tensor is durable: it disappears by a commit.
     #[error("the tensor is durable")]
     IsDurable,
 }

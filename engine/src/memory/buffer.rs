@@ -10,9 +10,9 @@ use super::peer::PeerBuffer;
 pub enum Memory {
     /// The host's.
     Host(DmaBuffer),
-    /// That of another PCI device (peer DMA).
+    /// Memory of another PCI device (peer DMA).
     Peer(PeerBuffer),
-    /// That of the GPU which the data path reaches.
+    /// Memory of the GPU which the data path reaches.
     Gpu(GpuSlice),
 }
 
@@ -21,9 +21,9 @@ pub enum Memory {
 pub enum MemoryKind {
     /// The host's.
     Host,
-    /// That of another PCI device.
+    /// Memory of another PCI device.
     Peer,
-    /// That of a GPU.
+    /// Memory of a GPU.
     Gpu,
 }
 
@@ -37,8 +37,8 @@ impl Memory {
         }
     }
 
-    /// Where its first byte is, for a data path that takes its kind. Only the host's may be
-    /// dereferenced.
+    /// Returns the address of the first byte, for a data path that takes its kind. Only the host's
+    /// may be dereferenced.
     pub fn address(&mut self) -> *mut u8 {
         match self {
             Self::Host(buffer) => buffer.address(),
@@ -47,7 +47,7 @@ impl Memory {
         }
     }
 
-    /// What it is, where it begins, and how many bytes it has.
+    /// Returns the kind, the address and the size of the memory.
     pub(crate) fn span(&self) -> (MemoryKind, usize, usize) {
         let (start, length) = match self {
             Self::Host(buffer) => (buffer.as_ptr() as usize, buffer.len()),

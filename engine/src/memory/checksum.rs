@@ -57,7 +57,7 @@ mod vector {
     /// the one before.
     pub(super) const STRIDE: usize = 4 * LINE;
     const LINE: usize = size_of::<__m512i>();
-    /// How far ahead of the folding memory is asked for: what a device has written lies beyond this
+    /// Distance of prefetching ahead of the folding: what a device has written lies beyond this
     /// core's caches, and the processor's own prefetching ends at every page.
     const PREFETCH: usize = 16 << 10;
 
@@ -69,8 +69,8 @@ mod vector {
     const AHEAD_BY_STRIDE: (i64, i64) = ahead(STRIDE);
     const AHEAD_BY_LINE: (i64, i64) = ahead(LINE);
 
-    /// What 128 bits are multiplied by to move them `bytes` ahead: for the low half, and for the
-    /// high one.
+    /// Returns the factors that move 128 bits `bytes` ahead: for the low half, and for the high
+    /// one.
     const fn ahead(bytes: usize) -> (i64, i64) {
         let bits = 8 * bytes as u32;
         (reflected_power(bits + 32), reflected_power(bits - 32))
@@ -88,7 +88,7 @@ mod vector {
         (power.reverse_bits() as i64) << 1
     }
 
-    /// Whether the processor has everything.
+    /// Returns whether the processor has everything.
     pub(super) fn is_there() -> bool {
         is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("vpclmulqdq")

@@ -12,7 +12,7 @@ use super::gpu::{GpuCopy, GpuDirection, GpuError, GpuEvent, GpuRange, OpenedCopi
 pub(crate) struct PendingCopies<T> {
     opened: Option<OpenedCopies>,
     free: Vec<u32>,
-    /// From the GPU and to it, each in the order in which they end.
+    /// Copies from the GPU and to it, each in the order in which they end.
     out: VecDeque<Copying<T>>,
     into: VecDeque<Copying<T>>,
 }
@@ -33,19 +33,19 @@ impl<T> PendingCopies<T> {
         Self { opened: None, free: Vec::new(), out, into }
     }
 
-    /// At most as many at once as `opened` has slots: `chunks`.
+    /// Limits copies in flight to as many as `opened` has slots: `chunks`.
     pub(crate) fn of(opened: OpenedCopies, chunks: u32) -> Self {
         let under_way = || VecDeque::with_capacity(chunks as usize);
         let (free, out, into) = ((0..chunks).rev().collect(), under_way(), under_way());
         Self { opened: Some(opened), free, out, into }
     }
 
-    /// Whether the GPU takes checksums itself.
+    /// Returns whether the GPU takes checksums itself.
     pub(crate) fn take_checksums(&self) -> bool {
         self.opened.as_ref().is_some_and(|opened| opened.why_no_checksums.is_none())
     }
 
-    /// Whether any is under way.
+    /// Returns whether any is under way.
     pub(crate) fn is_any(&self) -> bool {
         !self.out.is_empty() || !self.into.is_empty()
     }
@@ -135,7 +135,8 @@ impl<T> PendingCopies<T> {
         }
     }
 
-    /// Whether an event has happened. Where the GPU does not tell, what waits for it tells of that.
+    /// Returns whether an event has happened. Where the GPU does not tell, what waits for it tells
+    /// of that.
     pub(crate) fn has_happened(&mut self, event: GpuEvent) -> bool {
         let opened = self.opened.as_mut();
         opened.is_none_or(|opened| opened.copies.has_happened(event).unwrap_or(true))

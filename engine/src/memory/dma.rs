@@ -17,7 +17,7 @@ const HUGE_PAGE: usize = 2 << 20;
 const HUGE_PAGE_BITS: u8 = 21;
 const _: () = assert!(HUGE_PAGE == 1 << HUGE_PAGE_BITS && HUGE_PAGE.is_multiple_of(ALIGNMENT));
 
-/// What kind of pages a pool lies on.
+/// Kind of pages below a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// 2 MiB pages reserved by the administrator (`vm.nr_hugepages`).
@@ -47,7 +47,7 @@ pub enum MemoryError {
     /// The kernel has no such memory.
     #[error("cannot map {bytes} for the DMA pool: {source}; ask for less staging memory")]
     Map {
-        /// How much was asked for.
+        /// Requested size.
         bytes: ByteCount,
         /// The kernel's answer.
         source: std::io::Error,
@@ -137,7 +137,8 @@ impl DmaPool {
         self.region.backing
     }
 
-    /// Why the pages are not better ones; empty when they are the best there are.
+    /// Returns the reason why the pages are not better ones; empty when they are the best there
+    /// are.
     pub fn why(&self) -> &str {
         &self.region.why
     }
@@ -193,7 +194,7 @@ fn map(bytes: ByteCount, want_huge: bool) -> Result<(MmapMut, Backing, String), 
     }
 }
 
-/// Where a region's memory comes from, and where it goes.
+/// Origin of a region's memory, and with it how the memory is freed.
 enum Mapping {
     /// Unmapped when it is dropped.
     Ours(#[expect(dead_code, reason = "it is kept for its drop")] MmapMut),
@@ -267,7 +268,7 @@ impl DmaBuffer {
         self.length += std::mem::take(&mut next.length);
     }
 
-    /// Where the buffer lies, for the submission queue entry of a data path.
+    /// Returns the address of the buffer, for the submission queue entry of a data path.
     pub fn address(&mut self) -> *mut u8 {
         // SAFETY: `start` lies within the mapping.
         unsafe { self.region.base.as_ptr().add(self.start) }

@@ -58,7 +58,7 @@ fn non_null(address: *mut u8, length: usize) -> NonNull<u8> {
     NonNull::new(address).unwrap_or(NonNull::dangling())
 }
 
-/// Where the bytes of a write come from.
+/// Origin of the bytes of a write.
 pub enum Source {
     /// Memory that the caller keeps alive and unchanged until release.
     Foreign(ForeignSource),
@@ -71,7 +71,7 @@ pub enum Source {
         /// The memory; the ticket gives it back (`take_buffer`). What lies behind `length` in the
         /// last block is filled with zeroes.
         buffer: DmaBuffer,
-        /// How many of its bytes are written, from its start.
+        /// Number of bytes that are written, from the start.
         length: usize,
     },
     /// Memory of the GPU that the pool was opened with.
@@ -79,7 +79,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// How many bytes there are.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         match self {
             Self::Foreign(foreign) => foreign.length,
@@ -90,12 +90,12 @@ impl Source {
         }
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether devices may read it themselves.
+    /// Returns whether devices may read it themselves.
     pub(crate) fn is_dma(&mut self) -> bool {
         matches!(self, Self::Dma { .. })
     }
@@ -157,13 +157,13 @@ impl fmt::Debug for Source {
     }
 }
 
-/// Where the bytes of a read go.
+/// Destination of the bytes of a read.
 pub enum Destination {
     /// Memory that the caller keeps alive and untouched until release.
     Foreign(ForeignDestination),
     /// Bytes that the transfer owns; the ticket gives them out once it is done.
     Owned(Vec<u8>),
-    /// As many bytes that the transfer will own: they are allocated once it is clear that they are
+    /// Memory that the transfer will own, of this size: it is allocated once it is clear that it is
     /// needed.
     New(usize),
     /// Memory that devices write themselves: no byte is copied where its pieces are whole blocks.
@@ -171,7 +171,7 @@ pub enum Destination {
         /// The memory; the ticket gives it back (`take_buffer`). What lies behind `length` in the
         /// last block may change.
         buffer: DmaBuffer,
-        /// How many bytes are read into it, from its start.
+        /// Number of bytes that are read, from the start.
         length: usize,
     },
     /// Memory of the GPU that the pool was opened with.
@@ -196,7 +196,7 @@ impl Destination {
         }
     }
 
-    /// How many bytes there is room for.
+    /// Returns the capacity in bytes.
     pub fn len(&self) -> usize {
         match self {
             Self::Foreign(foreign) => foreign.length,
@@ -207,12 +207,12 @@ impl Destination {
         }
     }
 
-    /// Whether there is room for none.
+    /// Returns whether there is room for none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether devices may write it themselves.
+    /// Returns whether devices may write it themselves.
     pub(crate) fn is_dma(&mut self) -> bool {
         matches!(self, Self::Dma { .. })
     }
@@ -225,7 +225,8 @@ impl Destination {
         }
     }
 
-    /// What is to happen when the last byte is there, if the transfer does not wait for that.
+    /// Returns the event to record when the last byte is there, if the transfer does not wait for
+    /// that.
     pub(crate) fn landed(&self) -> Option<GpuEvent> {
         match self {
             Self::Gpu(gpu) => gpu.landed,
@@ -261,7 +262,7 @@ impl Destination {
     }
 }
 
-/// So many zeroes, if they can be had. The kernel makes pages of them as they are touched.
+/// Allocates zeroed memory, if there is enough. The kernel makes pages of them as they are touched.
 fn zeroed(length: usize) -> Option<Vec<u8>> {
     if length == 0 {
         return Some(Vec::new());

@@ -13,12 +13,12 @@ use crate::library::ErrorLibrary;
 
 /// A GPU whose memory transfers may name.
 pub trait GpuMemory: fmt::Debug + Send + Sync {
-    /// What it is called.
+    /// Returns the name of the GPU.
     fn name(&self) -> String;
 
-    /// Where the thread that moves bytes between it and the block devices of these numbers
-    /// (`st_rdev`; `None` where a device has none) should run. `None` where nobody knows: then the
-    /// devices alone decide.
+    /// Returns the place for the thread that moves bytes between it and the block devices of these
+    /// numbers (`st_rdev`; `None` where a device has none) should run. `None` where nobody knows:
+    /// then the devices alone decide.
     fn near(&self, _devices: &[Option<u64>]) -> Option<GpuPlace> {
         None
     }
@@ -37,26 +37,26 @@ pub trait GpuMemory: fmt::Debug + Send + Sync {
     }
 }
 
-/// From where a GPU is best served.
+/// Place from which a GPU is best served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuPlace {
     /// The NUMA node.
     pub node: usize,
-    /// What is there, for people.
+    /// Explanation of the place, for people.
     pub why: String,
 }
 
-/// How large a window is to be.
+/// Requested size of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowSize {
     /// Bytes of a chunk: a multiple of 4 KiB.
     pub chunk: u32,
-    /// How many chunks.
+    /// Number of chunks.
     pub chunks: u32,
 }
 
 impl WindowSize {
-    /// As many chunks of `chunk` bytes as fit into `bytes`; at least one.
+    /// Divides `bytes` into as many chunks of `chunk` bytes as fit into `bytes`; at least one.
     pub fn new(bytes: u64, chunk: u32) -> Self {
         let chunks = u32::try_from(bytes / u64::from(chunk)).unwrap_or(u32::MAX).max(1);
         Self { chunk, chunks }
@@ -72,19 +72,19 @@ impl WindowSize {
 pub struct OpenedWindow {
     /// The memory, as large as was asked for at least.
     pub memory: Box<dyn PeerMemory>,
-    /// Where it begins for the GPU.
+    /// Address of the window for the GPU.
     pub base: u64,
-    /// What copies from it and to it.
+    /// Engine that copies from the window and to it.
     pub copies: Box<dyn GpuCopies>,
 }
 
-/// What copies, and how well.
+/// Copy engine, with its capabilities.
 pub struct OpenedCopies {
     /// The copies.
     pub copies: Box<dyn GpuCopies>,
-    /// Why the GPU takes no checksums ([`GpuCopy::checked`]), and the host has to.
+    /// The reason why the GPU takes no checksums ([`GpuCopy::checked`]), and the host has to.
     pub why_no_checksums: Option<String>,
-    /// Why staging memory is not page-locked, and copies therefore bounce in the driver.
+    /// The reason why staging memory is not page-locked, and copies therefore bounce in the driver.
     pub why_unlocked: Option<String>,
     /// Kept as long as the copies: what page-locks the staging memory.
     pub lock: Option<Box<dyn Any>>,
@@ -106,12 +106,12 @@ pub unsafe trait GpuCopies: Send {
     /// event has happened nobody writes what it reads, nor touches what it writes.
     unsafe fn begin(&mut self, slot: u32, copy: &GpuCopy) -> Result<(), CopyError>;
 
-    /// Whether the copy in a slot is done. An error is that of the GPU as a whole; nobody knows of
-    /// this copy then.
+    /// Returns whether the copy in a slot is done. An error is that of the GPU as a whole; nobody
+    /// knows of this copy then.
     fn is_done(&mut self, slot: u32) -> Result<bool, CopyError>;
 
-    /// Whether a caller's event, which is open, has happened. Who cannot tell says that it has: the
-    /// copies wait for it themselves.
+    /// Returns whether a caller's event, which is open, has happened. Who cannot tell says that it
+    /// has: the copies wait for it themselves.
     fn has_happened(&mut self, _event: GpuEvent) -> Result<bool, CopyError> {
         Ok(true)
     }
@@ -130,33 +130,33 @@ pub unsafe trait GpuCopies: Send {
 /// One copy: it waits for its event, copies, fills up with zeroes, and takes a checksum.
 #[derive(Clone, Copy, Debug)]
 pub struct GpuCopy {
-    /// Which way.
+    /// Direction of the copy.
     pub direction: GpuDirection,
     /// The memory's bytes that are copied, if any are. Its event is waited for in any case.
     pub memory: GpuRange,
-    /// Where in a chunk they come from, or go to.
+    /// Place in a chunk that is copied from or to.
     pub chunk: ChunkPlace,
-    /// What becomes zeroes.
+    /// Bytes to zero.
     pub zeroes: GpuBytes,
-    /// What the checksum is taken of.
+    /// Bytes to checksum.
     pub checked: GpuBytes,
 }
 
-/// Which way a copy goes.
+/// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GpuDirection {
-    /// Into the chunk.
+    /// Copy into the chunk.
     Fill,
-    /// Out of the chunk, with what devices have written to it.
+    /// Copy out of the chunk, with what devices have written to it.
     Drain,
 }
 
 /// A place in a chunk.
 #[derive(Clone, Copy, Debug)]
 pub enum ChunkPlace {
-    /// In staging memory of the host.
+    /// Chunk in staging memory of the host.
     Host(NonNull<u8>),
-    /// In a window of the GPU's memory.
+    /// Chunk in a window of the GPU's memory.
     Gpu(u64),
 }
 
@@ -165,7 +165,7 @@ pub enum ChunkPlace {
 pub struct GpuBytes {
     /// The first of them.
     pub address: u64,
-    /// How many; there may be none.
+    /// Number of bytes; may be zero.
     pub length: u32,
 }
 
@@ -175,9 +175,9 @@ pub struct GpuBytes {
 pub struct CopyError {
     /// The library.
     pub library: &'static ErrorLibrary,
-    /// What was asked of it.
+    /// The operation that failed.
     pub what: &'static str,
-    /// Its number.
+    /// The number.
     pub code: i32,
 }
 
@@ -227,14 +227,14 @@ pub struct GpuDestination {
     pub(crate) landed: Option<GpuEvent>,
 }
 
-/// Where in the GPU's memory, and from when on.
+/// Range of the GPU's memory, with the event after which it may be used.
 #[derive(Clone, Copy, Debug)]
 pub struct GpuRange {
-    /// Its first byte.
+    /// The first byte.
     pub address: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub length: usize,
-    /// What must have happened on the GPU before; `None`: nothing.
+    /// Event that must precede, on the GPU; `None`: nothing.
     pub after: Option<GpuEvent>,
 }
 
@@ -250,7 +250,7 @@ impl GpuSource {
         Self { range: GpuRange { address, length, after } }
     }
 
-    /// What it is, for whoever copies it.
+    /// Returns the range to copy from.
     pub fn range(&self) -> GpuRange {
         self.range
     }
@@ -277,12 +277,12 @@ impl GpuDestination {
         Self { range: GpuRange { address, length, after }, landed }
     }
 
-    /// What it is, for whoever copies there.
+    /// Returns the range to copy to.
     pub fn range(&self) -> GpuRange {
         self.range
     }
 
-    /// What is to happen when the bytes are there.
+    /// Returns the event to record when the bytes are there.
     pub fn landed(&self) -> Option<GpuEvent> {
         self.landed
     }
@@ -298,7 +298,7 @@ impl GpuRange {
         GpuCopy { direction, memory, chunk, zeroes: none, checked: none }
     }
 
-    /// What takes the checksum of the bytes from `offset` on where they are.
+    /// Returns the copy that takes the checksum of the bytes from `offset` on where they are.
     pub(crate) fn check(&self, offset: usize, length: u32) -> GpuCopy {
         let memory = self.part(offset, length as usize);
         let (chunk, checked) =
@@ -307,8 +307,9 @@ impl GpuRange {
         GpuCopy { direction, memory, chunk, zeroes: GpuBytes::default(), checked }
     }
 
-    /// What an operation of a data path gets: the bytes from `offset` on, which are those of its
-    /// extent that `held` says. Its checksum is that of the extent's first `checked` bytes.
+    /// Returns the slice for an operation of a data path: the bytes from `offset` on, which are
+    /// those of its extent that `held` says. Its checksum is that of the extent's first `checked`
+    /// bytes.
     pub(crate) fn slice(&self, offset: usize, held: Range<u32>, checked: u32) -> GpuSlice {
         let Self { address, after, .. } = self.part(offset, held.len());
         GpuSlice { address, first: held.start, length: held.len() as u32, checked, after }
@@ -350,22 +351,22 @@ impl GpuSlice {
         Self { address, first: held.start, length: held.len() as u32, checked, after }
     }
 
-    /// Where the memory begins.
+    /// Returns the address of the memory.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Which bytes of the operation's extent it holds.
+    /// Returns the range of the operation's extent that the slice holds.
     pub fn held(&self) -> Range<u32> {
         self.first..self.first + self.length
     }
 
-    /// How many bytes of the extent the checksum is of, from its first on.
+    /// Returns the number of bytes of the extent that the checksum covers, from its first on.
     pub fn checked(&self) -> u32 {
         self.checked
     }
 
-    /// What must have happened on the GPU before.
+    /// Returns the event that must precede, on the GPU.
     pub fn after(&self) -> Option<GpuEvent> {
         self.after
     }

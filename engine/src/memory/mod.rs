@@ -1,4 +1,4 @@
-//! Where bytes may lie: memory that devices read and write, and memory that belongs to a caller.
+//! Memory for transfers: memory that devices read and write, and memory that belongs to a caller.
 //!
 //! [`DmaPool`] is one mapping, on huge pages where the machine has them, out of which
 //! [`DmaBuffer`]s are handed. A buffer is owned: it moves into an operation and comes back in its

@@ -1,21 +1,20 @@
-//! From which NUMA nodes the memory of a thread comes.
+//! NUMA policy for the memory of a thread.
 
 use std::io;
 use std::ptr;
 
-/// From which NUMA nodes the kernel takes the pages that a thread touches first, in the terms of
-/// `set_mempolicy(2)`.
+/// NUMA nodes of the memory that a thread touches first, in the terms of `set_mempolicy(2)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MemoryPolicy {
-    /// As for any other thread.
+    /// Default policy, as for any other thread.
     Default,
-    /// From the node that the thread runs on.
+    /// Node that the thread runs on.
     Local,
-    /// From this node, while it has some.
+    /// Preferred node, while it has free pages.
     Preferred(usize),
-    /// From these nodes and no other.
+    /// Bound nodes, and no other.
     Bind(Vec<usize>),
-    /// From these nodes in turn.
+    /// Interleaved nodes, in turn.
     Interleave(Vec<usize>),
 }
 
@@ -24,7 +23,7 @@ const NODES_MAX: usize = 1024;
 const WORD_BITS: usize = libc::c_ulong::BITS as usize;
 
 impl MemoryPolicy {
-    /// Makes it the policy of the calling thread, and of those that it starts afterwards.
+    /// Makes this the policy of the calling thread, and of those that it starts afterwards.
     ///
     /// # Errors
     /// The kernel's: it has no such node, or nothing of NUMA.

@@ -1,5 +1,5 @@
-//! Which process this is, without a system call each time somebody asks; and values that a process
-//! has for itself.
+//! Identity of the process, without a system call each time somebody asks; and values that a
+//! process has for itself.
 //!
 //! A fork copies locks as they are, and only the thread that asked for it: a lock that another
 //! thread held stays held in the child for ever. So nothing that a child may use is behind a lock
@@ -114,7 +114,7 @@ impl<T: Send + Sync> PerProcess<T> {
         }
     }
 
-    /// The same, if this process or one of which it is a fork has made one.
+    /// Returns the value, if this process or one of which it is a fork has made one.
     pub fn get_if_used(&'static self) -> Option<&'static Own<T>> {
         (!self.newest.load(Ordering::Acquire).is_null()).then(|| self.get())
     }

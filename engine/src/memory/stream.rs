@@ -1,6 +1,6 @@
 //! Copies that leave the cache to others.
 
-/// From this length on the copy goes past the cache. What is shorter is likely to be used at once.
+/// Length from which the copy bypasses the cache. What is shorter is likely to be used at once.
 #[cfg(any(test, all(target_arch = "x86_64", not(miri))))]
 const STREAMED_MIN: usize = 128 << 10;
 

@@ -1,11 +1,11 @@
-//! How much memory of the host this process may use: the machine's, or less where it is in a
-//! control group with a limit, as in a container.
+//! Memory limit of the process: the machine's, or less where it is in a control group with a limit,
+//! as in a container.
 
 use std::fs;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
-/// From here on a limit of version 1 says that there is none.
+/// Least value that means no limit in version 1.
 const NO_LIMIT: u64 = 1 << 62;
 
 /// Memory of the host, as it was when it was read. All in bytes.
@@ -29,7 +29,7 @@ pub struct GroupLimit {
 }
 
 impl SystemMemory {
-    /// Reads it from `/proc` and the control groups, of version 1 or 2.
+    /// Reads the limits from `/proc` and the control groups, of version 1 or 2.
     ///
     /// # Errors
     /// The tables of the kernel that say how much memory the machine has cannot be read. Control
@@ -38,7 +38,7 @@ impl SystemMemory {
         Self::read_at(Path::new("/proc"))
     }
 
-    /// The same, where `/proc` is elsewhere.
+    /// Reads the limits below another `/proc`.
     ///
     /// # Errors
     /// As [`SystemMemory::read`].
@@ -162,7 +162,7 @@ fn path_in(line: &str, version: Version) -> Option<&str> {
     is_its.then_some(path)
 }
 
-/// Which group is mounted where, in a line of `/proc/self/mountinfo`.
+/// Parses the mounted control group in a line of `/proc/self/mountinfo`.
 fn mount_in(line: &str, version: Version) -> Option<(&str, &Path)> {
     let (place, kind) = line.split_once(" - ")?;
     let mut place = place.split(' ').skip(3);

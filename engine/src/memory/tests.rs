@@ -1,5 +1,4 @@
-//! What foreign memory is promised, and what a child of fork finds, through the reactor that uses
-//! it.
+//! Guarantees for foreign memory and for children of fork, through the reactor that uses it.
 
 use std::time::Duration;
 

@@ -35,7 +35,7 @@ impl PathProvider for CheckedProvider {
     }
 }
 
-/// What must come back with a tag.
+/// Operation that must come back with a tag.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Watched {
     device: DeviceIndex,

@@ -14,7 +14,7 @@ use super::{DataPath, posix, stay_near, uring};
 pub struct OpenedPath {
     /// The path.
     pub path: Box<dyn DataPath>,
-    /// For each better path: why it is not this one.
+    /// Reasons, for each better path, why it was not chosen.
     pub why_not: Vec<String>,
 }
 
@@ -28,7 +28,7 @@ pub trait PathProvider: Send {
 
 /// A way to devices that is no part of the engine: another crate's data path.
 pub trait Backend: std::fmt::Debug + Send + Sync {
-    /// What opens the path to `devices`, given in stripe order.
+    /// Returns the provider that opens the path to `devices`, given in stripe order.
     fn provider(&self, devices: Vec<Device>) -> Box<dyn PathProvider>;
 }
 

@@ -1,8 +1,8 @@
-//! What devices say of their own wear.
+//! Wear of devices, as they report it.
 
 use crate::units::ByteCount;
 
-/// What a device has counted itself, over its whole life and by whomever it was used.
+/// Counters of a device over its whole life and by whomever it was used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endurance {
     /// Bytes that hosts have written to it.
@@ -13,11 +13,11 @@ pub struct Endurance {
     pub spare_percent: u8,
     /// Times that it could not give back what was written.
     pub media_errors: u64,
-    /// What it says of its reclaim units, where it places data by handles (FDP).
+    /// Statistics of its reclaim units, where it places data by handles (FDP).
     pub fdp: Option<FdpStatistics>,
 }
 
-/// What an endurance group with Flexible Data Placement has counted.
+/// Statistics of an endurance group with Flexible Data Placement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FdpStatistics {
     /// Bytes that hosts have written.
@@ -35,6 +35,6 @@ pub struct FdpStatistics {
 pub struct ReclaimUnitHandle {
     /// The placement identifier that writes carry.
     pub placement: u16,
-    /// What may still be written before the handle goes on to another reclaim unit.
+    /// Bytes that can be written before the handle continues in another reclaim unit.
     pub remaining: ByteCount,
 }

@@ -1,16 +1,16 @@
-//! Why a data path could not be opened.
+//! The reason why a data path could not be opened.
 
 use super::kind::PathKind;
 
 /// A data path could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum PathError {
-    /// This machine or container does not have it.
+    /// The path is not available on this machine or in this container.
     #[error("the {kind} data path does not work here: {reason}")]
     Unavailable {
         /// The path that was wanted.
         kind: PathKind,
-        /// Why not, and what would help.
+        /// The reason why not, and what would help.
         reason: String,
     },
     /// The operating system refused something every path needs.
@@ -18,7 +18,7 @@ pub enum PathError {
     System {
         /// The path that was wanted.
         kind: PathKind,
-        /// What it tried.
+        /// The action that failed.
         what: &'static str,
         /// The kernel's answer.
         source: std::io::Error,

@@ -1,4 +1,4 @@
-//! What every backend checks before it takes an operation, and what it remembers of failures.
+//! Checks that every backend makes before it takes an operation, and its memory of failures.
 
 use super::operation::{Action, DeviceError, Extent, Operation, OperationKind, Refusal};
 use super::{Capabilities, DeviceCapabilities};
@@ -9,13 +9,13 @@ use crate::units::DeviceIndex;
 #[derive(Debug)]
 pub struct Gate {
     latches: Vec<Option<DeviceError>>,
-    /// Whether a page cache is between us and each of them, in which an earlier write may have been
+    /// True if a page cache is between us and each of them, in which an earlier write may have been
     /// lost by the time that a later one is answered.
     cached: Vec<bool>,
 }
 
 impl Gate {
-    /// A gate to so many devices, none of which has failed.
+    /// Makes a gate to `devices` devices, none of which has failed.
     pub fn new(devices: usize) -> Self {
         Self { latches: vec![None; devices], cached: vec![false; devices] }
     }
@@ -26,7 +26,7 @@ impl Gate {
         Self { cached, ..Self::new(devices.len()) }
     }
 
-    /// Whether `operation` may go to its device.
+    /// Checks that `operation` may go to its device.
     pub fn admit(&self, capabilities: &Capabilities, operation: &Operation) -> Result<(), Refusal> {
         let index = usize::from(operation.device.0);
         let Some(device) = capabilities.devices.get(index) else {
@@ -53,7 +53,7 @@ impl Gate {
         self.unlatched(operation.device, operation.action.kind())
     }
 
-    /// Whether no failure keeps operations of this kind from a device that exists.
+    /// Checks that no failure keeps operations of this kind from a device that exists.
     pub fn unlatched(&self, device: DeviceIndex, kind: OperationKind) -> Result<(), Refusal> {
         match self.latches[usize::from(device.0)] {
             Some(cause) if refuses(cause, kind) => Err(Refusal::Latched(cause)),

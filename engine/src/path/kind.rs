@@ -21,7 +21,7 @@ pub enum PathKind {
 }
 
 impl PathKind {
-    /// Its name.
+    /// Returns the name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Uring => "uring",
@@ -46,7 +46,7 @@ impl fmt::Display for PathKind {
     }
 }
 
-/// Which path a caller wants.
+/// Data path that a caller wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PathChoice {
     /// The best that works here.
@@ -74,7 +74,7 @@ impl PathChoice {
         }
     }
 
-    /// What asks for this path, if it is one of the engine's for the host's devices.
+    /// Returns the choice of this path, if it is one of the engine's for the host's devices.
     pub fn of(kind: PathKind) -> Option<Self> {
         let all = [Self::Uring, Self::UringCmd, Self::Posix, Self::Spdk];
         all.into_iter().find(|choice| choice.kind() == Some(kind))

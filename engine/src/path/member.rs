@@ -19,9 +19,9 @@ use super::nvme::{AdminError, Namespace};
 use crate::memory::GpuMemory;
 use crate::units::ByteCount;
 
-/// What names a device, or is a handle of one, and can open it as a member of a pool.
+/// Name or handle of a device that can be opened as a member of a pool.
 pub trait MemberSource {
-    /// What the device is called, given its place in the list of devices.
+    /// Returns the name of the device, given its place in the list of devices.
     fn name(&self, place: usize) -> String;
 
     /// Opens the device with locks on these shares of it: against every other process, or, where
@@ -36,7 +36,7 @@ pub trait MemberSource {
         mode: OpenMode,
     ) -> Result<Box<dyn MemberDevice>, MemberError>;
 
-    /// Whether there is something to open.
+    /// Checks that there is something to open.
     ///
     /// # Errors
     /// There is not.
@@ -83,14 +83,14 @@ pub trait MemberSource {
 /// An open device of a pool, beside its data path: locks, metadata before a data path is open, and
 /// what it is.
 pub trait MemberDevice: Any + Send {
-    /// What it is called.
+    /// Returns the name.
     fn name(&self) -> String;
 
-    /// Its capacity.
+    /// Returns the capacity.
     fn size(&self) -> ByteCount;
 
-    /// What it is to the kernel, whatever it is called. A device that the kernel does not know has
-    /// none.
+    /// Returns the identity for the kernel, independent of the name. A device that the kernel does
+    /// not know has none.
     fn identity(&self) -> Option<DeviceIdentity> {
         None
     }
@@ -100,7 +100,7 @@ pub trait MemberDevice: Any + Send {
         None
     }
 
-    /// Its namespace, through the kernel's driver.
+    /// Returns the namespace, through the kernel's driver.
     ///
     /// # Errors
     /// It is none, or the kernel does not say.
@@ -108,31 +108,32 @@ pub trait MemberDevice: Any + Send {
         Err(AdminError::Nonsense)
     }
 
-    /// What it says of its own wear.
+    /// Returns the wear that the device reports.
     ///
     /// # Errors
     /// Why it says nothing.
     fn endurance(&self) -> Result<Endurance, String>;
 
-    /// Whether it is a block device, and no regular file.
+    /// Returns whether the member device is a block device, and no regular file.
     fn is_block_device(&self) -> bool;
 
-    /// Whether other hosts can reach it, too.
+    /// Returns whether other hosts can reach it, too.
     fn is_remote(&self) -> bool {
         false
     }
 
-    /// Whether it is in this process's memory, where no other process can ever open it.
+    /// Returns whether the member device is in this process's memory, where no other process can
+    /// ever open it.
     fn is_private(&self) -> bool {
         false
     }
 
-    /// Whether several data paths to it may be open at once.
+    /// Returns whether several data paths to it may be open at once.
     fn allows_several_paths(&self) -> bool {
         false
     }
 
-    /// Whether somebody else has this share locked now.
+    /// Returns whether somebody else has this share locked now.
     fn is_locked_elsewhere(&self, _share: u32) -> bool {
         false
     }
@@ -186,8 +187,8 @@ pub trait MemberDevice: Any + Send {
         first_byte_set_by(|start, length| self.read(start, length as usize), self.size().0, left)
     }
 
-    /// What opens the data path to all of these members, in stripe order, of which this is the
-    /// first.
+    /// Returns the provider of the data path to all of these members, in stripe order, of which
+    /// this is the first.
     ///
     /// # Errors
     /// They are not all of this kind, or cannot be opened once more for the path.
@@ -198,7 +199,7 @@ pub trait MemberDevice: Any + Send {
     ) -> Result<Box<dyn PathProvider>, DeviceOpenError>;
 }
 
-/// Which data path is wanted to the members of a pool.
+/// Request for a data path to the members of a pool.
 #[derive(Default)]
 pub struct PathRequest<'a> {
     /// The path.
@@ -207,14 +208,14 @@ pub struct PathRequest<'a> {
     pub backend: Option<&'a dyn Backend>,
     /// The GPU whose memory they serve, if they do.
     pub gpu: Option<&'a Arc<dyn GpuMemory>>,
-    /// How the devices are opened once more for the path.
+    /// Mode in which the devices are opened once more for the path.
     pub mode: OpenMode,
 }
 
-/// Why a device cannot be opened as a member.
+/// The reason why a device cannot be opened as a member.
 #[derive(Debug)]
 pub enum MemberError {
-    /// Somebody has one of these shares locked.
+    /// The shares are locked by another process.
     Locked {
         /// The file or block device.
         path: PathBuf,

@@ -1,4 +1,4 @@
-//! How bytes reach a device: the data path, its rules, and its backends.
+//! Data paths, by which bytes reach a device: the trait, its rules, and its backends.
 //!
 //! A [`DataPath`] is one queue to a few devices, driven by one thread. Operations own their buffer:
 //! it moves in with [`DataPath::submit`] and comes back in its [`Completion`], on errors too. What
@@ -71,10 +71,10 @@ use crate::memory::peer::PeerRegion;
 use crate::memory::{DmaPool, GpuMemory, MemoryError, MemoryKind, WindowSize};
 use crate::units::ByteCount;
 
-/// Whether this build has the data path `spdk`.
+/// True if this build has the data path `spdk`.
 pub const HAS_SPDK: bool = cfg!(feature = "spdk");
 
-/// What data paths outside of the engine are made with.
+/// Types for data paths outside of the engine.
 pub mod backend {
     pub use super::gate::Gate;
     pub use super::shares::Shares;
@@ -85,33 +85,33 @@ pub mod backend {
     };
 }
 
-/// What a data path can do, found out when it was opened.
+/// Capabilities of a data path, found out when it was opened.
 #[derive(Clone, Debug)]
 pub struct Capabilities {
-    /// Which backend this is.
+    /// Kind of the backend.
     pub kind: PathKind,
     /// The devices, by index.
     pub devices: Vec<DeviceCapabilities>,
-    /// Which memory operations may name besides the host's.
+    /// Kinds of memory that operations may name besides the host's.
     pub memory: MemoryKinds,
-    /// Whether an operation's priority is passed on.
+    /// True if an operation's priority is passed on.
     pub priorities: bool,
     /// Operations that may be in flight at once, over all devices.
     pub depth: u32,
-    /// Whether transfers skip the per-operation pinning of their buffer.
+    /// Registered buffers, by which transfers skip the per-operation pinning of their buffer.
     pub registered_buffers: Feature,
-    /// Whether operations skip the lookup of their file.
+    /// Registered files, by which operations skip the lookup of their file.
     pub registered_files: Feature,
-    /// What else the backend found (kernel features in use, threads), for people.
+    /// Notes of the backend (kernel features in use, threads), for people.
     pub notes: Vec<String>,
 }
 
-/// Which kinds of memory a data path takes besides the host's, which every path takes.
+/// Kinds of memory that a data path takes besides the host's, which every path takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryKinds {
-    /// That of other PCI devices, once it was [registered](DataPath::register_peer).
+    /// Memory of other PCI devices, once it was [registered](DataPath::register_peer).
     pub peer: bool,
-    /// That of the GPU which the path [reaches](DataPath::reach_gpu).
+    /// Memory of the GPU which the path [reaches](DataPath::reach_gpu).
     pub gpu: bool,
 }
 
@@ -119,7 +119,7 @@ impl MemoryKinds {
     /// The host's alone.
     pub const HOST: Self = Self { peer: false, gpu: false };
 
-    /// Whether operations may name memory of this kind.
+    /// Returns whether operations may name memory of this kind.
     pub fn take(self, kind: MemoryKind) -> bool {
         match kind {
             MemoryKind::Host => true,
@@ -129,27 +129,27 @@ impl MemoryKinds {
     }
 }
 
-/// What one device is.
+/// Properties of one device.
 #[derive(Clone, Debug)]
 pub struct DeviceCapabilities {
-    /// Its path, or a name for a simulated one.
+    /// The path, or a name for a simulated one.
     pub name: String,
-    /// Its capacity.
+    /// The capacity.
     pub size: ByteCount,
     /// The smallest unit it reads and writes, in bytes.
     pub logical_block: u32,
-    /// Whether the page cache is bypassed.
+    /// True if the page cache is bypassed.
     pub direct: bool,
-    /// Whether a write that completed may still be lost when the power goes, unless it was forced
+    /// True if a write that completed may still be lost when the power goes, unless it was forced
     /// (FUA) or a flush followed it.
     pub volatile_cache: bool,
-    /// Whether freed ranges may be given back to the medium (TRIM).
+    /// True if freed ranges may be given back to the medium (TRIM).
     pub deallocate: bool,
-    /// How many placement handles (FDP) writes may name; 0 where the device has none.
+    /// Number of placement handles (FDP) that writes may name; 0 where the device has none.
     pub placement_handles: u16,
 }
 
-/// How controllers reach another device's memory.
+/// Reach of controllers into another device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerReach {
     /// The IOMMU maps it for them.
@@ -172,12 +172,12 @@ impl std::fmt::Display for PeerReach {
 #[error("peer DMA does not work here: {0}")]
 pub struct PeerUnreachable(pub String);
 
-/// Whether something is in use, and if not why.
+/// Feature of a path: in use, or the reason why not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Feature {
-    /// It is in use.
+    /// Peer DMA is in use.
     On,
-    /// It is not, for this reason.
+    /// Peer DMA is not in use, for this reason.
     Off(String),
 }
 
@@ -191,7 +191,7 @@ pub enum Feature {
 /// is the implementation's to read or write until the completion; where no device can be told to
 /// have let go of it there is none.
 pub unsafe trait DataPath {
-    /// What this path can do; changes only when something is registered.
+    /// Returns the path's capabilities; changes only when something is registered.
     fn capabilities(&self) -> &Capabilities;
 
     /// Memory for buffers that the devices reach best; [`register`](DataPath::register) it like any
@@ -259,7 +259,7 @@ pub unsafe trait DataPath {
     /// Waits for everything in flight, aborting it once `deadline` has passed. Returns how many
     /// operations are in flight even then; their buffers stay leaked.
     fn drain(&mut self, deadline: Instant, completions: &mut Vec<Completion>) -> usize {
-        /// How long aborted operations get to come back.
+        /// Time for aborted operations to come back.
         const GRACE: Duration = Duration::from_millis(500);
         let last = deadline + GRACE;
         let mut tags_asked = false;

@@ -1,5 +1,5 @@
-//! Where devices, and the GPU that they serve, sit in a machine with several NUMA nodes, and how
-//! the thread that drives them gets there.
+//! NUMA nodes of devices and of the GPU that they serve, and the move of the thread that drives
+//! them there.
 //!
 //! Memory comes from the node of the thread that first touches it. That is the same thread: it
 //! registers, or fills, the staging memory. So what is done for the thread is done for its buffers.

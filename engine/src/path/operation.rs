@@ -1,4 +1,4 @@
-//! What is asked of a device, and what it returns.
+//! Operations on a device, and their completions.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::units::{ByteCount, DeviceIndex};
 pub struct Extent {
     /// The first byte, counted from the device's start.
     pub offset: ByteCount,
-    /// How many bytes.
+    /// Number of bytes.
     pub length: ByteCount,
 }
 
@@ -25,7 +25,7 @@ impl Extent {
         Self { offset: ByteCount(offset), length: ByteCount(length) }
     }
 
-    /// Whether both ends lie on 4 KiB boundaries and within `size` bytes.
+    /// Returns whether both ends lie on 4 KiB boundaries and within `size` bytes.
     pub(crate) fn fits(self, size: ByteCount) -> bool {
         let unit = ALIGNMENT as u64;
         self.offset.0.is_multiple_of(unit)
@@ -49,16 +49,17 @@ pub struct Operation {
     pub device: DeviceIndex,
     /// The bytes on the device: multiples of 4 KiB, and [`Extent::NOTHING`] for a flush.
     pub extent: Extent,
-    /// What to do with them.
+    /// Action on the bytes.
     pub action: Action,
-    /// Where a write had best lie, on a device that can tell.
+    /// Placement of a write, on a device that can tell.
     pub placement: Option<PlacementHandle>,
-    /// How urgent a read or write is to the kernel: for `io_uring` alone.
+    /// Priority of a read or write in the kernel: for `io_uring` alone.
     pub priority: Option<IoPriority>,
 }
 
 impl Operation {
-    /// This action on this extent, wherever the device puts it, and as urgent as the thread is.
+    /// Makes an operation of this action on this extent, wherever the device puts it, and as urgent
+    /// as the thread is.
     pub fn new(tag: u64, device: DeviceIndex, extent: Extent, action: Action) -> Self {
         Self { tag, device, extent, action, placement: None, priority: None }
     }
@@ -69,7 +70,7 @@ impl Operation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PlacementHandle(pub u16);
 
-/// What an operation does. Memory is at least as long as the extent and used from its start; a
+/// Action of an operation. Memory is at least as long as the extent and used from its start; a
 /// GPU's says itself which bytes of the extent it holds.
 #[derive(Debug)]
 pub enum Action {
@@ -79,7 +80,7 @@ pub enum Action {
     Write {
         /// The bytes.
         memory: Memory,
-        /// Whether the bytes are on the medium, past any volatile cache, when this completes.
+        /// True if the bytes are on the medium, past any volatile cache, when this completes.
         fua: bool,
     },
     /// Makes the extent read as zeroes.
@@ -170,7 +171,7 @@ pub struct Completion {
     pub memory: Option<Memory>,
     /// The CRC32C of the bytes, where they are in a GPU's memory and were moved.
     pub checksum: Option<u32>,
-    /// Whether the whole extent was done.
+    /// Result for the whole extent.
     pub result: Result<(), DeviceError>,
 }
 
@@ -187,15 +188,15 @@ impl Completion {
 pub struct DeviceError {
     /// The device.
     pub device: DeviceIndex,
-    /// What was asked of it.
+    /// Kind of the operation.
     pub kind: OperationKind,
     /// The bytes on it.
     pub extent: Extent,
-    /// What it answered.
+    /// Status that was returned.
     pub status: Status,
 }
 
-/// What a device or the kernel answered, as it came.
+/// Status as the device or the kernel returned it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Status {
@@ -207,30 +208,31 @@ pub enum Status {
         code_type: u8,
         /// The status code (SC).
         code: u8,
-        /// Whether the same command would fail again (DNR).
+        /// True if the same command would fail again (DNR).
         do_not_retry: bool,
     },
-    /// Fewer bytes than asked for were moved.
+    /// The transfer moved fewer bytes than asked for.
     Short {
-        /// How many were.
+        /// Number of bytes that were moved.
         moved: u32,
     },
     /// An error of a library between us and the kernel.
     ErrorLibrary {
         /// The library.
         library: &'static ErrorLibrary,
-        /// Its number.
+        /// The number.
         code: i32,
     },
 }
 
 impl Status {
-    /// Whether this says that the device is not there any more.
+    /// Returns whether the status means that the device is removed.
     pub fn is_removal(self) -> bool {
         matches!(self, Self::Errno(libc::ENODEV | libc::ENXIO | libc::ENOMEDIUM | libc::ESHUTDOWN))
     }
 
-    /// Whether this says that the device does not know the operation, so that nothing happened.
+    /// Returns whether the status means that the device does not know the operation, so that
+    /// nothing happened.
     pub fn is_unsupported(self) -> bool {
         const INVALID_OPCODE: (u8, u8) = (0, 0x01);
         match self {
@@ -240,8 +242,8 @@ impl Status {
         }
     }
 
-    /// Whether this says that there is no room for what was to be written, so that all else on the
-    /// device is as it was.
+    /// Returns whether the status means that there is no room for what was to be written, so that
+    /// all else on the device is as it was.
     pub fn is_lack_of_room(self) -> bool {
         const CAPACITY_EXCEEDED: (u8, u8) = (0, 0x81);
         match self {
@@ -251,8 +253,8 @@ impl Status {
         }
     }
 
-    /// Whether the same read may well succeed if it is retried: the medium or the way to it had
-    /// trouble, and the device is there.
+    /// Returns whether the same read may well succeed if it is retried: the medium or the way to it
+    /// had trouble, and the device is there.
     pub fn is_transient(self) -> bool {
         const TROUBLE: [i32; 6] = [
             libc::EIO,
@@ -270,7 +272,7 @@ impl Status {
         }
     }
 
-    /// Whether this says that the operation was aborted on request.
+    /// Returns whether the status means that the operation was aborted on request.
     pub fn is_aborted(self) -> bool {
         const BY_REQUEST: (u8, u8) = (0, 0x07);
         match self {
@@ -315,7 +317,7 @@ impl fmt::Display for Status {
     }
 }
 
-/// What an error number means for a pool, where that is not all that its name says.
+/// Returns the meaning of an error number for a pool, where that is not all that its name says.
 fn meaning(errno: i32) -> &'static str {
     match errno {
         libc::ENOSPC => ": the file system, or the thin volume, is full; make room there",
@@ -359,16 +361,16 @@ fn nvme_status(code_type: u8, code: u8) -> Option<&'static str> {
 /// An operation was not taken; nothing happened.
 #[derive(Debug)]
 pub struct Refused {
-    /// Why.
+    /// Reason of the refusal.
     pub reason: Refusal,
     /// The operation, with its buffer.
     pub operation: Operation,
 }
 
-/// Why an operation was not taken.
+/// The reason why an operation was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// As much is in flight as the path can hold; poll, then retry.
+    /// The path has as many operations in flight as it can hold; poll, then retry.
     #[error("the queue is full")]
     Full,
     /// The operation breaks the path's rules.

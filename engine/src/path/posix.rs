@@ -31,7 +31,7 @@ pub struct PosixPath {
     tags: Vec<Option<u64>>,
     free: Vec<u32>,
     aborted: Arc<[AtomicBool]>,
-    /// By device.
+    /// Queues of jobs, by device.
     jobs: Vec<Sender<Job>>,
     done: Receiver<(u32, Completion)>,
     waker: Waker,
@@ -43,7 +43,7 @@ struct Job {
 }
 
 impl PosixPath {
-    /// Something more to be told of the path, if there is anything.
+    /// Adds a note on the path, if there is one.
     pub(super) fn note(&mut self, note: Option<String>) {
         self.capabilities.notes.extend(note);
     }
@@ -252,7 +252,7 @@ fn perform(device: &Device, operation: &mut Operation, done: u32) -> io::Result<
     Ok(moved as u32)
 }
 
-/// What a system call answered: the bytes that it moved.
+/// Converts a system call's result: the bytes that it moved.
 fn moved(answer: isize) -> io::Result<usize> {
     usize::try_from(answer).map_err(|_| io::Error::last_os_error())
 }

@@ -1,6 +1,6 @@
-//! What the kernel's I/O scheduler, or the device, serves first.
+//! Priority in the kernel's I/O scheduler, or on the device.
 
-/// How urgent an operation is to the kernel, in the terms of `ioprio_set(2)`.
+/// Urgency of an operation for the kernel, in the terms of `ioprio_set(2)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IoPriority {
     class: PriorityClass,
@@ -10,11 +10,11 @@ pub struct IoPriority {
 /// The kernel's classes of priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PriorityClass {
-    /// Before all others. The kernel lets only privileged threads name it.
+    /// Real time: before all others. The kernel lets only privileged threads name it.
     RealTime = 1,
-    /// What operations have that name none.
+    /// Best effort, as operations have that name no class.
     BestEffort = 2,
-    /// When nothing else is to be done.
+    /// Idle: when nothing else is to be done.
     Idle = 3,
 }
 
@@ -27,7 +27,8 @@ impl IoPriority {
         (level <= Self::LEVEL_MAX).then_some(Self { class, level })
     }
 
-    /// As the kernel writes it: the class in the upper three bits, the level in the lower ones.
+    /// Returns the priority as the kernel encodes it: the class in the upper three bits, the level
+    /// in the lower ones.
     pub fn number(self) -> u16 {
         const CLASS_SHIFT: u32 = 13;
         (self.class as u16) << CLASS_SHIFT | u16::from(self.level)

@@ -3,7 +3,7 @@
 
 use crate::units::DeviceIndex;
 
-/// How much of it each device has.
+/// Shares of a resource among devices.
 ///
 /// Half is divided among the devices, the rest is for whoever comes first. So one device alone
 /// works with more than half of it. Where half does not go round, each device has one as long as
@@ -12,23 +12,23 @@ use crate::units::DeviceIndex;
 pub struct Shares {
     total: usize,
     free: usize,
-    /// By device; in the last place what work on no device holds.
+    /// Held number by device; in the last place what work on no device holds.
     held: Vec<usize>,
-    /// What each device can always have, where there is enough.
+    /// Number that each device can always have, where there is enough.
     share: usize,
-    /// The same for work on no device: one or nothing.
+    /// Number that work on no device can always have: one or nothing.
     share_of_none: usize,
-    /// What is kept for those that have less than their share.
+    /// Number that is kept for those below their share.
     owed: usize,
 }
 
 impl Shares {
-    /// All of a resource, for so many devices.
+    /// Shares all of a resource among `devices` devices.
     pub fn new(total: usize, devices: usize) -> Self {
         Self::divided(total, devices, 0)
     }
 
-    /// The same where work on no device takes of it, too. One is kept for it.
+    /// Divides `total` also for work on no device. One is kept for it.
     pub fn with_none(total: usize, devices: usize) -> Self {
         Self::divided(total, devices, 1)
     }
@@ -40,17 +40,17 @@ impl Shares {
         shares
     }
 
-    /// How much there is, in use or not.
+    /// Returns the total, in use or not.
     pub fn total(&self) -> usize {
         self.total
     }
 
-    /// How much a device may take now.
+    /// Returns the number that a device may take now.
     pub fn left_for(&self, device: DeviceIndex) -> usize {
         self.free.saturating_sub(self.owed - self.own_of(device))
     }
 
-    /// How much of what a device may take is kept for it.
+    /// Returns the part of a device's remainder that is kept for it.
     pub fn own_of(&self, device: DeviceIndex) -> usize {
         let place = self.place(device);
         self.share_of(place).saturating_sub(self.held[place])
@@ -70,7 +70,7 @@ impl Shares {
         self.let_go(device);
     }
 
-    /// One that a device has never comes back.
+    /// Removes one that a device has and that never comes back.
     pub fn lose(&mut self, device: DeviceIndex) {
         self.total -= 1;
         self.let_go(device);

@@ -17,12 +17,12 @@ impl Slots {
         Self { held, free: (0..depth).rev().collect() }
     }
 
-    /// Whether every slot is in use.
+    /// Returns whether every slot is in use.
     pub fn is_full(&self) -> bool {
         self.free.is_empty()
     }
 
-    /// How many slots are in use.
+    /// Returns the number of slots in use.
     pub fn in_flight(&self) -> usize {
         self.held.len() - self.free.len()
     }
@@ -33,7 +33,7 @@ impl Slots {
         (slot, self.held[slot as usize].insert(operation))
     }
 
-    /// What lies in a slot, if it is in use.
+    /// Returns the operation in a slot, if it is in use.
     pub fn get(&self, slot: u32) -> Option<&Operation> {
         self.held.get(slot as usize)?.as_ref()
     }
@@ -64,9 +64,9 @@ impl Slots {
     }
 }
 
-/// Where a read or write goes on of which the kernel did a part: `done` bytes before, `moved` in
-/// the last go. Only what follows tells why it stopped there. `None` where it is whole, or the last
-/// go brought it no further by any block, as at the end of a file.
+/// Returns the offset at which a read or write continues of which the kernel did a part: `done`
+/// bytes before, `moved` in the last go. Only what follows tells why it stopped there. `None` where
+/// it is whole, or the last go brought it no further by any block, as at the end of a file.
 pub(super) fn goes_on_at(operation: &Operation, done: u32, moved: u32) -> Option<u32> {
     let end = done + moved;
     let block = end - end % ALIGNMENT as u32;

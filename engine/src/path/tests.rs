@@ -1,4 +1,4 @@
-//! What every data path promises, asked of each: simulated disks, `io_uring` and threads, the
+//! Guarantees of every data path, asked of each: simulated disks, `io_uring` and threads, the
 //! latter two on real files without the page cache.
 
 use std::path::{Path, PathBuf};

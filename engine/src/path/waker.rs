@@ -53,7 +53,7 @@ impl Waker {
         self.0.event.clear();
     }
 
-    /// Whether somebody has woken it since it was armed.
+    /// Returns whether somebody has woken it since it was armed.
     pub(super) fn was_woken(&self) -> bool {
         !self.0.armed.stands()
     }

@@ -1,4 +1,4 @@
-//! Which device of which pool each member is.
+//! Arrangement of members: the pool and the device that each is.
 //!
 //! A superblock may be another device's: a write went astray, or somebody copied one. So what a
 //! device's two superblocks say counts where they agree. Where they do not, the device's own count
@@ -15,7 +15,7 @@ use crate::units::ByteCount;
 /// A member whose place in its pool is known.
 pub(super) struct PlacedMember {
     pub(super) member: Member,
-    /// What it is.
+    /// Superblock of the member.
     pub(super) superblock: Superblock,
     /// Copies of its superblock that do not say so.
     pub(super) damaged: Vec<DamagedCopy>,
@@ -71,8 +71,8 @@ pub(super) fn place(members: Vec<Member>) -> Result<Vec<PlacedMember>, OpenError
     Ok(places)
 }
 
-/// What each of several devices is, by what each of them claims: of two claims the one that fits
-/// those that are sure, as often as that tells something.
+/// Chooses one of the claims of each device: of two claims the one that fits those that are sure,
+/// as often as that tells something.
 fn settled(mut claims: Vec<Vec<SuperblockClaim>>) -> Vec<Vec<SuperblockClaim>> {
     loop {
         let sure = |claims: &Vec<SuperblockClaim>| match &claims[..] {
@@ -94,7 +94,7 @@ fn settled(mut claims: Vec<Vec<SuperblockClaim>>) -> Vec<Vec<SuperblockClaim>> {
     }
 }
 
-/// Nothing that a superblock claims is used before the device has been found to be that large.
+/// Checks that the device has been found to be that large.
 fn check_fits(member: &Member, superblock: &Superblock) -> Result<(), OpenError> {
     let needed = ByteCount(superblock.geometry.device_bytes);
     if member.size() < needed {

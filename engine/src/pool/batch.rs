@@ -17,7 +17,7 @@ pub struct Batch {
     pool: Pool,
     /// The last change of each tensor, by when it came.
     changes: BTreeMap<u64, Staged>,
-    /// When the change of each tensor came.
+    /// Position of each tensor's change in the batch.
     of: HashMap<TensorId, u64>,
     next: u64,
     /// The last change of each seal.
@@ -119,8 +119,8 @@ impl Batch {
         self.begin_seal(name, keys, None)
     }
 
-    /// As [`Batch::seal`], of what the seal `from` holds under these keys; where it holds nothing,
-    /// of what this batch has put or stands.
+    /// Seals, as [`Batch::seal`] does, what the seal `from` holds under these keys; where it holds
+    /// nothing, of what this batch has put or stands.
     ///
     /// # Errors
     /// There is no seal of the name `from`: one that is being committed is none yet.

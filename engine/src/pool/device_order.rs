@@ -1,4 +1,4 @@
-//! Which device is which, by the tensors that lie on them.
+//! Order of devices, found by the tensors that lie on them.
 //!
 //! Where two devices have each other's superblock in the place of the same copy, superblocks speak
 //! for two orders of the devices, and nothing but the tensors for one of them.
@@ -10,7 +10,7 @@ use crate::layout::{LogMark, Superblock, TensorEntry};
 use crate::log::{LogPlace, StripeMap, recover};
 use crate::memory::checksum;
 
-/// So many pieces of each share that lie on devices in question are read.
+/// Number of pieces that are read of each share, of those on devices in question.
 const SAMPLES: usize = 32;
 
 /// Settles what all first copies claim, or all second ones, if the tensors speak for one of both
@@ -25,7 +25,8 @@ pub(super) fn settle(members: &[Member], claims: &mut [Vec<SuperblockClaim>]) {
     }
 }
 
-/// What each device is if this copy is right where two contradict each other, and whether they do.
+/// Returns the order of the devices if this copy is right where two contradict each other, and
+/// whether they do.
 fn order(claims: &[Vec<SuperblockClaim>], copy: usize) -> Vec<(Superblock, bool)> {
     let claim = |claims: &Vec<SuperblockClaim>| {
         let claim = claims.get(copy).or(claims.first())?;
@@ -34,8 +35,8 @@ fn order(claims: &[Vec<SuperblockClaim>], copy: usize) -> Vec<(Superblock, bool)
     claims.iter().filter_map(claim).collect()
 }
 
-/// Whether the devices are a whole pool in this order, and most pieces of tensors on those in
-/// question have the bytes that their checksums are of. In a wrong order none has, but of bytes
+/// Returns whether the devices are a whole pool in this order, and most pieces of tensors on those
+/// in question have the bytes that their checksums are of. In a wrong order none has, but of bytes
 /// that are the same everywhere.
 fn is_told(members: &[Member], order: &[(Superblock, bool)]) -> bool {
     let Some((first, _)) = order.first() else { return false };

@@ -27,7 +27,7 @@ impl Pool {
         Ok(Some(segment))
     }
 
-    /// Where a segment lies on the devices that can be told.
+    /// Returns the extents of a segment on the devices that can be told.
     fn extents(&self, reactor: &Reactor, segment: u32) -> Vec<(DeviceIndex, Extent)> {
         let (start, length) = self.0.stripes.slice(segment);
         let devices = reactor.capabilities().devices.iter();
@@ -42,7 +42,7 @@ impl Pool {
     }
 }
 
-/// Whether any device can be told.
+/// Returns whether any device can be told.
 pub(super) fn is_possible(reactor: &Reactor) -> bool {
     reactor.capabilities().devices.iter().any(|device| device.deallocate)
 }

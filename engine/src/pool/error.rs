@@ -1,4 +1,4 @@
-//! What can go wrong with a pool: one enum per kind of call.
+//! Errors of a pool: one enum per kind of call.
 
 use std::io;
 use std::path::PathBuf;
@@ -18,21 +18,22 @@ use crate::units::ByteCount;
 /// The pool's handle is of no use any more, whatever is asked of it.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum Unusable {
-    /// This process was forked from the one that opened the pool.
+    /// The process was forked from the one that opened the pool.
     #[error("the pool was opened by process {opener}, of which this one is a fork; open it here")]
     Forked {
         /// The process that opened the pool.
         opener: u32,
     },
-    /// Somebody closed it.
+    /// The pool is closed.
     #[error("the pool is closed")]
     Closed,
 }
 
-/// Why devices could not be formatted. Unless the error says otherwise nothing on them has changed.
+/// The reason why devices could not be formatted. Unless the error says otherwise nothing on them
+/// has changed.
 #[derive(Debug, Error)]
 pub enum FormatError {
-    /// Another host writes it.
+    /// The pool is owned by another host, which writes it.
     #[error("{device} is owned by {owner}")]
     OwnedElsewhere {
         /// The device.
@@ -40,7 +41,7 @@ pub enum FormatError {
         /// The host.
         owner: Owner,
     },
-    /// Too few or too many devices.
+    /// The number of devices is too small or too large.
     #[error("a pool has 1 to {DEVICES_MAX} devices, not {0}")]
     Devices(usize),
     /// One device under two names.
@@ -64,7 +65,7 @@ pub enum FormatError {
     HoldsData {
         /// The device.
         device: String,
-        /// What was found.
+        /// Data that was found.
         found: String,
     },
     /// A process has a share of the pool on this device open.
@@ -84,9 +85,9 @@ pub enum FormatError {
     /// The operating system refused something else.
     #[error("{what}: {source}")]
     System {
-        /// What was tried, on what.
+        /// Action that failed, and its object.
         what: String,
-        /// Its answer.
+        /// The answer.
         source: io::Error,
     },
     /// The data path could not be started.
@@ -100,13 +101,13 @@ pub enum FormatError {
     HalfWay(String),
 }
 
-/// Why a pool could not be opened.
+/// The reason why a pool could not be opened.
 #[derive(Debug, Error)]
 pub enum OpenError {
-    /// Too few or too many devices.
+    /// The number of devices is too small or too large.
     #[error("a pool has 1 to {DEVICES_MAX} devices, not {0}")]
     Devices(usize),
-    /// Another process owns the share.
+    /// The share is held by another process.
     #[error("share {share} of the pool is held{} (lock on {path})", by(.holder.as_ref()))]
     ShareHeld {
         /// The share.
@@ -116,7 +117,7 @@ pub enum OpenError {
         /// The process that holds it, if it said its name: process id, command, since when.
         holder: Option<Holder>,
     },
-    /// Another host writes it.
+    /// The pool is owned by another host, which writes it.
     #[error("{device} is owned by {}", .owner.as_ref().map_or_else(|| "another host".into(), ToString::to_string))]
     OwnedElsewhere {
         /// The device.
@@ -124,7 +125,7 @@ pub enum OpenError {
         /// The host, if it said its name.
         owner: Option<Owner>,
     },
-    /// There is no such share.
+    /// The share does not exist.
     #[error("the pool has {shares} share(s), numbered from 0; there is no share {share}")]
     NoShare {
         /// The share asked for.
@@ -137,7 +138,7 @@ pub enum OpenError {
     Superblock {
         /// The device.
         device: String,
-        /// What is wrong with its superblocks.
+        /// Error of its superblocks.
         source: SuperblockError,
     },
     /// The devices do not make up one pool.
@@ -159,7 +160,7 @@ pub enum OpenError {
     OverwrittenStart {
         /// The device.
         device: String,
-        /// What stands there, and where.
+        /// Data that was found, and where.
         found: String,
     },
     /// A device has shrunk.
@@ -167,7 +168,7 @@ pub enum OpenError {
     Shrunk {
         /// The device.
         device: String,
-        /// Its size now.
+        /// The size now.
         found: ByteCount,
         /// The size the pool uses.
         needed: ByteCount,
@@ -178,9 +179,9 @@ pub enum OpenError {
     /// The operating system refused something else.
     #[error("{what}: {source}")]
     System {
-        /// What was tried, on what.
+        /// Action that failed, and its object.
         what: String,
-        /// Its answer.
+        /// The answer.
         source: io::Error,
     },
     /// The data path could not be started.
@@ -192,7 +193,7 @@ pub enum OpenError {
     Recovery {
         /// The share.
         share: u32,
-        /// Why.
+        /// Reason of the refusal.
         what: String,
     },
     /// A device failed.
@@ -200,7 +201,7 @@ pub enum OpenError {
     Control(#[from] ControlError),
 }
 
-/// Which devices are older copies, how that shows, and what to do.
+/// Describes the devices that are older copies, how that shows, and what to do.
 fn older(share: u32, devices: &[OlderCopy]) -> String {
     let each = devices.iter().map(|OlderCopy { device, why }| format!("{device} ({why})"));
     let (each, many) = (each.collect::<Vec<_>>().join(" and "), devices.len() > 1);
@@ -210,10 +211,11 @@ fn older(share: u32, devices: &[OlderCopy]) -> String {
     )
 }
 
-/// Why a tensor could not be put. Nothing has changed; the older version is there as before.
+/// The reason why a tensor could not be put. Nothing has changed; the older version is there as
+/// before.
 #[derive(Debug, Error)]
 pub enum PutError {
-    /// There is no space. The pool stays usable; delete something and retry.
+    /// The share has no space. The pool stays usable; delete something and retry.
     #[error(
         "{} {needed} and {available} can be had \
          (capacity {}, live {}{}, dead {}, free {}, reserved {}, index {}); delete tensors{}, or make a \
@@ -225,13 +227,13 @@ pub enum PutError {
     PoolFull {
         /// The tensor.
         tensor: TensorKey,
-        /// What it needs, in whole blocks, or the segments by which the index must grow for it.
+        /// Needed size, in whole blocks, or the segments by which the index must grow for it.
         needed: ByteCount,
-        /// What a tensor of its durability could have had.
+        /// Size that a tensor of its durability could have had.
         available: ByteCount,
-        /// Whether it is the index that must grow.
+        /// True if the index must grow.
         for_index: bool,
-        /// How the share's space is used.
+        /// Use of the share's space.
         space: Box<SpaceUse>,
     },
     /// The index has no room for one more durable tensor, and may not grow into segments, because
@@ -243,9 +245,9 @@ pub enum PutError {
     IndexFull {
         /// The tensor.
         tensor: TensorKey,
-        /// What the index would need.
+        /// Size that the index would need.
         needed: ByteCount,
-        /// What there is.
+        /// Capacity of the index.
         room: ByteCount,
     },
     /// A scratch put to an id under which a durable tensor stands, or is being put.
@@ -276,13 +278,14 @@ pub enum PutError {
     Unusable(#[from] Unusable),
 }
 
-/// Why a tensor could not be read or verified. What goes wrong later is in the ticket's outcome.
+/// The reason why a tensor could not be read or verified. What goes wrong later is in the ticket's
+/// outcome.
 #[derive(Debug, Error)]
 pub enum GetError {
-    /// There is no such tensor.
+    /// The tensor does not exist.
     #[error("there is no {0}")]
     Unknown(TensorKey),
-    /// There is no such seal.
+    /// The seal does not exist.
     #[error("there is no seal {0:?}")]
     NoSeal(String),
     /// The seal does not hold it.
@@ -323,13 +326,13 @@ pub enum GetError {
     Unusable(#[from] Unusable),
 }
 
-/// Why a tensor could not be deleted.
+/// The reason why a tensor could not be deleted.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum DeleteError {
-    /// There is no such tensor.
+    /// The tensor does not exist.
     #[error("there is no {0}")]
     Unknown(TensorKey),
-    /// It is durable.
+    /// The tensor is durable.
     #[error("{0} is durable: it is deleted by a batch")]
     IsDurable(TensorKey),
     /// The pool is open for reading only.
@@ -340,16 +343,16 @@ pub enum DeleteError {
     Unusable(#[from] Unusable),
 }
 
-/// Why there is no seal, or no such seal. Nothing has changed.
+/// The reason why there is no seal, or no such seal. Nothing has changed.
 #[derive(Clone, Debug, Error)]
 pub enum SealError {
     /// No name can be that long, or empty.
     #[error("a seal's name has 1 to {NAME_BYTES_MAX} bytes, not {0}")]
     Name(usize),
-    /// There is no seal of this name.
+    /// The seal does not exist.
     #[error("there is no seal {0:?}")]
     Absent(String),
-    /// There is no such tensor.
+    /// The tensor does not exist.
     #[error("{seal:?} cannot be sealed: there is no {tensor}")]
     Unknown {
         /// The seal.
@@ -373,9 +376,9 @@ pub enum SealError {
     IndexFull {
         /// The seal.
         seal: String,
-        /// What the index needs with it.
+        /// Size that the index needs with it.
         needed: ByteCount,
-        /// What there is.
+        /// Capacity of the index.
         room: ByteCount,
     },
     /// The index would have to grow, and there is no space for it.
@@ -386,11 +389,11 @@ pub enum SealError {
     PoolFull {
         /// The seal.
         seal: String,
-        /// What the index needs.
+        /// Size that the index needs.
         needed: ByteCount,
-        /// What it could have had.
+        /// Size that it could have had.
         available: ByteCount,
-        /// How the space is used.
+        /// Use of the space.
         space: SpaceUse,
     },
     /// The superblocks must say that the pool has seals, before it has the first.
@@ -405,7 +408,7 @@ pub enum SealError {
 }
 
 impl SealError {
-    /// What the log answered to the seal of this name.
+    /// Converts the log's refusal of the seal of this name.
     pub(super) fn from_refusal(
         seal: &str,
         refusal: SealRefusal,
@@ -426,7 +429,7 @@ impl SealError {
     }
 }
 
-/// Why a commit did not return.
+/// The reason why a commit did not return.
 #[derive(Clone, Debug, Error)]
 pub enum CommitError {
     /// One of the writes failed or was cancelled. Nothing has changed, the space is given back.
@@ -434,7 +437,7 @@ pub enum CommitError {
     Write {
         /// The tensor.
         tensor: TensorKey,
-        /// What happened to its write.
+        /// Error of its write.
         source: TransferError,
     },
     /// The data could not be flushed. Nothing has changed, the space is given back.
@@ -447,9 +450,9 @@ pub enum CommitError {
          delete durable tensors of which the index entries take the difference, in one commit"
     )]
     IndexFull {
-        /// What the index with this commit needs.
+        /// Size of the index with this commit.
         needed: ByteCount,
-        /// What there is.
+        /// Capacity of the index.
         room: ByteCount,
     },
     /// The change log failed. The batch is there whole or not at all, which shows when the pool is
@@ -469,7 +472,7 @@ pub enum CommitError {
     Unusable(#[from] Unusable),
 }
 
-/// What finds no space, up to the figures.
+/// Names the object that has no space, up to the figures.
 fn what_is_full(tensor: &TensorKey, for_index: bool) -> String {
     if for_index {
         format!("the index is full: for {tensor} it must grow by")
@@ -491,7 +494,7 @@ fn or_drop_seals(space: &SpaceUse) -> &'static str {
 }
 
 impl PutError {
-    /// What the log answered to the put of this tensor.
+    /// Converts the log's refusal of the put of this tensor.
     pub(super) fn from_begin(tensor: TensorKey, error: BeginError) -> Self {
         match error {
             BeginError::Full(Full { needed, available, for_index, space }) => {
@@ -510,7 +513,7 @@ impl PutError {
     }
 }
 
-/// Why a segment was not reclaimed. Every tensor is where it was.
+/// The reason why a segment was not reclaimed. Every tensor is where it was.
 #[derive(Debug, Error)]
 pub enum ReclaimError {
     /// A tensor in the segment cannot be read, and stays there: the segment is not chosen again.
@@ -519,7 +522,7 @@ pub enum ReclaimError {
     Unreadable {
         /// The tensor.
         tensor: TensorKey,
-        /// What its read answered.
+        /// Error of its read.
         source: TransferError,
     },
     /// A tensor could not be written at its new place.
@@ -527,7 +530,7 @@ pub enum ReclaimError {
     Write {
         /// The tensor.
         tensor: TensorKey,
-        /// What its write answered.
+        /// Error of its write.
         source: TransferError,
     },
     /// The new places of durable tensors could not be committed. After [`CommitError::InDoubt`] the
@@ -542,13 +545,13 @@ pub enum ReclaimError {
     Unusable(#[from] Unusable),
 }
 
-/// Why a scrub did not go on. Damage is not among it: that is what a scrub reports.
+/// The reason why a scrub did not go on. Damage is not among it: that is what a scrub reports.
 #[derive(Debug, Error)]
 pub enum ScrubError {
-    /// There is no such tensor.
+    /// The tensor does not exist.
     #[error("there is no {0}")]
     Unknown(TensorKey),
-    /// There is no such seal.
+    /// The seal does not exist.
     #[error("there is no seal {0:?}")]
     NoSeal(String),
     /// A read ended without an answer from the medium.
@@ -556,7 +559,7 @@ pub enum ScrubError {
     Read {
         /// The tensor.
         tensor: TensorKey,
-        /// What its read answered.
+        /// Error of its read.
         source: TransferError,
     },
     /// The engine takes nothing.
@@ -567,7 +570,7 @@ pub enum ScrubError {
     Unusable(#[from] Unusable),
 }
 
-/// Why devices were not told that a segment is free. Nothing is lost by it.
+/// The reason why devices were not told that a segment is free. Nothing is lost by it.
 #[derive(Debug, Error)]
 pub enum DiscardError {
     /// A device did not do it.
@@ -581,7 +584,7 @@ pub enum DiscardError {
     Unusable(#[from] Unusable),
 }
 
-/// Why closing did not end well.
+/// The reason why closing did not end well.
 #[derive(Debug, Error)]
 pub enum CloseError {
     /// Operations never came back. Their memory is leaked and the share stays locked by this
@@ -599,7 +602,8 @@ pub enum CloseError {
     Unusable(#[from] Unusable),
 }
 
-/// " by process 12 (python train.py) since 2026-01-31 12:00:00 UTC", or that nothing is known.
+/// Describes the holder, as in "by process 12 (python train.py) since 2026-01-31 12:00:00 UTC", or
+/// that nothing is known.
 fn by(holder: Option<&Holder>) -> String {
     holder.map_or_else(
         || " by a process that left no name".to_owned(),

@@ -13,8 +13,8 @@ use crate::log::{LogPlace, Recovered, recover};
 use crate::schedule::{ControlError, Reactor, TransferError};
 use crate::units::{ByteCount, DeviceIndex};
 
-/// How long closing waits for a device to count it. Where it does not answer the pool is closed as
-/// if its process had been killed.
+/// Time for which closing waits for a device to count it. Where it does not answer the pool is
+/// closed as if its process had been killed.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A device of which a share was used without it.
@@ -22,11 +22,11 @@ pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 pub struct OlderCopy {
     /// The device.
     pub device: String,
-    /// How that shows.
+    /// Evidence that the copy is older.
     pub why: String,
 }
 
-/// What devices have seen of a share, by one reading of their holder blocks.
+/// Events of a share that devices have seen, by one reading of their holder blocks.
 pub(super) struct SeenOfShare {
     /// `None` where a device is not at hand, or its count is lost: it has rotted, or no holder
     /// block stands there or it cannot be read while the index says that the device has missed
@@ -37,8 +37,8 @@ pub(super) struct SeenOfShare {
 }
 
 impl SeenOfShare {
-    /// How far the share's log went, by the last event that these devices have seen of it. What an
-    /// older copy lacks is told by that, or has been given up.
+    /// Returns the mark of the share's log at the last event that these devices have seen of it.
+    /// What an older copy lacks is told by that, or has been given up.
     pub(super) fn mark(&self) -> LogMark {
         if self.older.is_empty() { last_mark(&self.events) } else { LogMark::NONE }
     }
@@ -47,16 +47,17 @@ impl SeenOfShare {
 /// A share on the devices of its pool.
 #[derive(Clone, Copy)]
 pub(super) struct ShareOnDevices<'a> {
-    /// Of any of the devices.
+    /// Superblock of any of the devices.
     pub(super) superblock: &'a Superblock,
-    /// In stripe order; `None` where one is not at hand.
+    /// Members in stripe order; `None` where one is not at hand.
     pub(super) members: &'a [Option<&'a Member>],
     pub(super) share: u32,
 }
 
 impl ShareOnDevices<'_> {
-    /// What the devices have seen of the share. Who reads without its lock may read one device
-    /// before an event and the next one after it, so where one looks older all are read again.
+    /// Returns the events that the devices have seen. Who reads without its lock may read one
+    /// device before an event and the next one after it, so where one looks older all are read
+    /// again.
     pub(super) fn seen(&self) -> SeenOfShare {
         let name = |member: Option<&Member>| member.map_or(String::new(), |it| it.name());
         let names: Vec<String> = self.members.iter().copied().map(name).collect();
@@ -102,8 +103,9 @@ impl ShareOnDevices<'_> {
         found
     }
 
-    /// Whether a device has, by itself, the index that all copies together have, and another one of
-    /// them is of a device that counts events: then nothing was committed without it.
+    /// Returns whether a device has, by itself, the index that all copies together have, and
+    /// another one of them is of a device that counts events: then nothing was committed without
+    /// it.
     fn lacks_nothing(&self, device: usize, found: &[Option<Events>]) -> bool {
         let Some(place) = LogPlace::of(self.superblock, self.share) else { return false };
         let counts = |it: &u8| found[usize::from(*it)].is_some_and(|events| events != Events::NONE);
@@ -124,14 +126,14 @@ impl ShareOnDevices<'_> {
     }
 }
 
-/// How far a share's log went, by the last event that devices have seen of it.
+/// Returns the mark of a share's log at the last event that devices have seen of it.
 fn last_mark(found: &[Option<Events>]) -> LogMark {
     let last = found.iter().flatten().map(|events| events.begun.number).max();
     let of_last = found.iter().flatten().filter(|events| Some(events.begun.number) == last);
     of_last.map(|events| events.mark).max_by_key(|mark| mark.end).unwrap_or_default()
 }
 
-/// How often a share is read that somebody else may be opening meanwhile.
+/// Number of readings of a share that another process may be opening.
 const READS: usize = 3;
 
 /// Refuses a pool of which a share was used without one of these devices.
@@ -146,7 +148,7 @@ fn refuse_older_by(seen: &[SeenOfShare]) -> Result<(), OpenError> {
     }
 }
 
-/// What the devices have seen of each share.
+/// Returns the events of each share that the devices have seen.
 fn seen_of_shares(members: &Members, superblock: &Superblock) -> Vec<SeenOfShare> {
     let members = members.each();
     let shares = 0..superblock.geometry.shares;
@@ -159,8 +161,8 @@ fn confirmed(found: &[Option<Events>]) -> Option<(usize, ShareEvent)> {
     known.map(|(at, events)| (at, events.confirmed)).max_by_key(|(_, event)| event.number)
 }
 
-/// What a device counts from whose own count is lost: one of the pool's must not look older than
-/// that.
+/// Returns the events from which a device whose own count is lost continues to count: one of the
+/// pool's must not look older than that.
 pub(super) fn accepted(found: &[Option<Events>]) -> Events {
     let confirmed = confirmed(found).map_or(ShareEvent::default(), |(_, event)| event);
     Events { begun: confirmed, confirmed, mark: last_mark(found) }
@@ -203,14 +205,14 @@ pub(super) struct EventCount {
     share: u32,
     holder: Holder,
     devices: Vec<DeviceIndex>,
-    /// What was written last.
+    /// Events that were written last.
     last: Events,
 }
 
 impl EventCount {
-    /// Reads it, and signs the share's doors with this process's name. A device that is an older
-    /// copy of itself by the count of another share is one for this share, too: it would take
-    /// writes that its twin lacks.
+    /// Reads the events of the share, and signs the share's doors with this process's name. A
+    /// device that is an older copy of itself by the count of another share is one for this share,
+    /// too: it would take writes that its twin lacks.
     ///
     /// # Errors
     /// A device is an older copy of itself, unless `accept` says that it may be; or cannot be read
@@ -249,7 +251,7 @@ impl EventCount {
         Ok(Self { pool, share, holder, devices, last })
     }
 
-    /// How far the share's log went at the last event.
+    /// Returns the mark of the share's log at the last event.
     pub(super) fn mark(&self) -> LogMark {
         self.last.mark
     }
@@ -289,8 +291,8 @@ fn stopped(reason: String) -> ControlError {
 mod tests {
     use super::*;
 
-    /// What a device has seen: the last event, and the one that it knows all devices had, each a
-    /// number and an id.
+    /// Makes the events of a device: the last event, and the one that it knows all devices had,
+    /// each a number and an id.
     fn seen(begun: (u64, u128), confirmed: (u64, u128)) -> Events {
         let [begun, confirmed] = [begun, confirmed].map(|(number, id)| ShareEvent { number, id });
         Events { begun, confirmed, mark: LogMark::NONE }

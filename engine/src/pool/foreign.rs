@@ -1,4 +1,4 @@
-//! What others write on a device, by their marks: file systems, RAIDs, volume managers, partition
+//! Signatures of other software on a device: file systems, RAIDs, volume managers, partition
 //! tables.
 //!
 //! Marks at the start stand where a pool has no byte of a tensor, so they are somebody else's
@@ -13,10 +13,10 @@ const KIB: u64 = 1 << 10;
 
 /// A label of ZFS: two at the start of a device, two at its end.
 const ZFS_LABEL: u64 = 256 * KIB;
-/// Where a label has what it is part of, as XDR; and the first name in that.
+/// Offset of the configuration of a ZFS label, as XDR; and the first name in that.
 const ZFS_CONFIG: u64 = 16 * KIB;
 const ZFS_FIRST_NAME: (usize, &[u8]) = (20, b"\0\0\0\x07version");
-/// Where a label has its uberblocks, one in each KiB or in each multiple of it.
+/// Offset of the uberblocks of a ZFS label, one in each KiB or in each multiple of it.
 const ZFS_UBERBLOCKS: u64 = 128 * KIB;
 const ZFS_UBERBLOCK: [&[u8]; 2] =
     [&[0x0C, 0xB1, 0xBA, 0, 0, 0, 0, 0], &[0, 0, 0, 0, 0, 0xBA, 0xB1, 0x0C]];
@@ -87,11 +87,11 @@ const AT_END: &[(u64, u64, &[u8], &str)] = &[
 pub(super) struct Foreign {
     /// The block that has it.
     pub(super) block: u64,
-    /// What it is of, and where it stands.
+    /// Description of the data, and its place.
     pub(super) what: String,
 }
 
-/// What others have in a block at the start of a device, by its name.
+/// Names the data of others in a block at the start of a device.
 pub(super) fn at_start(offset: u64, block: &[u8]) -> Option<String> {
     let mark = AT_START.iter().find_map(|(places, bytes, name)| {
         let at = places.iter().find(|at| has(offset, block, **at, bytes))?;
@@ -148,8 +148,8 @@ fn has(offset: u64, block: &[u8], at: u64, bytes: &[u8]) -> bool {
     within.is_some_and(|rest| rest.starts_with(bytes))
 }
 
-/// Whether block 0 has a partition table with another partition than the protective one, which rot
-/// alone does not make.
+/// Returns whether block 0 has a partition table with another partition than the protective one,
+/// which rot alone does not make.
 fn has_partitions(block: &[u8]) -> bool {
     const TABLE: usize = 446;
     const PROTECTIVE: u8 = 0xEE;

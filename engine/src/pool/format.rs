@@ -24,13 +24,13 @@ use crate::path::{DeviceSpec, FillProgress, MemberSource, OpenMode};
 use crate::schedule::Reactor;
 use crate::units::ByteCount;
 
-/// This much at both ends is zero before a pool's structures are written.
+/// Size of the area at both ends that is zero before a pool's structures are written.
 const BLANK_BYTES: u64 = 1 << 20;
 
 /// A device deallocates this much in one request, between two reports of progress.
 const DISCARD_BYTES: u64 = 1 << 30;
 
-/// How far formatting is with what takes its time.
+/// Progress of formatting.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FormatProgress {
     /// Zeroes that are stored in a file whose file system cannot reserve space.
@@ -39,7 +39,7 @@ pub enum FormatProgress {
         device: String,
         /// Bytes of it that are done.
         done: ByteCount,
-        /// Its size.
+        /// The size.
         total: ByteCount,
     },
     /// The deallocation of a whole device.
@@ -48,7 +48,7 @@ pub enum FormatProgress {
         device: String,
         /// Bytes of it that are done.
         done: ByteCount,
-        /// Its size.
+        /// The size.
         total: ByteCount,
     },
     /// The calibration.
@@ -57,7 +57,7 @@ pub enum FormatProgress {
     Calibrated(Calibration),
 }
 
-/// What is told of it.
+/// Callback of the progress.
 type Progress<'a> = &'a mut (dyn FnMut(FormatProgress) + Send);
 
 impl Pool {
@@ -79,8 +79,8 @@ impl Pool {
         format(sources, options, progress)
     }
 
-    /// Where everything would lie if these devices, of the sizes `found` (0 for a file that is yet
-    /// to be made), were formatted. Nothing is opened.
+    /// Plans the geometry of these devices, of the sizes `found` (0 for a file that is yet to be
+    /// made). Nothing is opened.
     pub fn plan_format<Source: MemberSource>(
         sources: &[Source],
         found: &[ByteCount],
@@ -170,7 +170,8 @@ fn plan(sizes: &[ByteCount], options: &FormatOptions) -> Result<Geometry, Format
     Ok(geometry.leaving_unused(options.over_provision_percent)?)
 }
 
-/// How many bytes of a device a pool may use; `found` is its size, 0 if it is yet to be made.
+/// Returns the size of a device that a pool may use; `found` is its size, 0 if it is yet to be
+/// made.
 fn usable_size<Source: MemberSource>(
     (place, source): (usize, &Source),
     found: ByteCount,
@@ -205,8 +206,8 @@ fn open_existing<Source: MemberSource>(
     Ok(Member::open(source, place, &access)?)
 }
 
-/// Whether nothing is there of the device that this names: no file, or one that a format which was
-/// interrupted has left: the mark, or where the name is Tidelog's own, zeroes.
+/// Returns whether nothing is there of the device that this names: no file, or one that a format
+/// which was interrupted has left: the mark, or where the name is Tidelog's own, zeroes.
 pub fn is_unmade(spec: &DeviceSpec) -> bool {
     let holds_nothing = |path: &Path| -> io::Result<bool> {
         if !path.metadata()?.is_file() {
@@ -371,9 +372,9 @@ fn calibrated(
 
 type Written = Result<(), Box<dyn std::error::Error>>;
 
-/// Until the end no device may look like part of any pool, and never again like anything else: RAID
-/// and partition tables also stand at the end, and a forgotten one would be assembled again. The
-/// mark says that what is written from now on is ours.
+/// Clears both ends of each device: until the end no device may look like part of any pool, and
+/// never again like anything else: RAID and partition tables also stand at the end, and a forgotten
+/// one would be assembled again. The mark says that what is written from now on is ours.
 fn clear_ends(media: &MetadataIo<'_>, members: &Members, mark: UnfinishedFormat) -> Written {
     let known = known_geometries(members.0.iter());
     let marks: Vec<_> = members.0.iter().map(|it| it.superblock_marks(&known)).collect();

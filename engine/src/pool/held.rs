@@ -1,4 +1,4 @@
-//! What operations in flight hold, given back wherever they end.
+//! Resources of operations in flight, released wherever they end.
 
 use std::sync::Arc;
 
@@ -58,13 +58,13 @@ impl Reading {
         version.is_some().then(|| Self { shared: Arc::clone(shared), version })
     }
 
-    /// Of the version that has this number.
+    /// Starts a read of the version that has this number.
     pub(super) fn start_held(shared: &Arc<Shared>, number: u64) -> Option<Self> {
         let version = shared.contents().pin_held(number);
         version.is_some().then(|| Self { shared: Arc::clone(shared), version })
     }
 
-    /// Of what a seal holds under this id.
+    /// Starts a read of the tensor that a seal holds under this id.
     pub(super) fn start_sealed(
         shared: &Arc<Shared>,
         seal: &str,

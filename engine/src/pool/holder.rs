@@ -7,10 +7,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::layout::{BLOCK_BYTES, HOLDERS_OFFSET, Holder};
 use crate::path::MemberDevice;
 
-/// How long a refused opener waits for the holder to have written its name.
+/// Time for which a refused opener waits for the holder to have written its name.
 const NAME_WAIT: Duration = Duration::from_millis(200);
 
-/// Where the holder block of a share is.
+/// Returns the offset of the holder block of a share.
 pub(super) fn holder_offset(share: u32) -> u64 {
     HOLDERS_OFFSET + u64::from(share) * BLOCK_BYTES
 }

@@ -1,4 +1,4 @@
-//! What a pool does by itself: it reclaims ahead of need, scrubs at a rate, and tells idle block
+//! Background work of a pool: it reclaims ahead of need, scrubs at a rate, and tells idle block
 //! devices which segments are free.
 //!
 //! One thread does all of it, asleep while there is nothing to do. Each chore is a call of its own,
@@ -20,10 +20,10 @@ use crate::schedule::Reactor;
 /// A pool that has moved nothing for this long is idle.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Between two passes over a pool, and between two looks at whether it is idle.
+/// Pause between two passes over a pool, and between two looks at whether it is idle.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// How the thread is woken.
+/// Wakeup of the thread.
 #[derive(Default)]
 pub(super) struct Wakeup {
     state: Mutex<BellState>,
@@ -83,7 +83,7 @@ pub(super) struct Housekeeper {
 }
 
 impl Housekeeper {
-    /// Starts it. `pool` must not be a handle that keeps the pool open.
+    /// Starts the housekeeper. `pool` must not be a handle that keeps the pool open.
     pub(super) fn start(pool: Pool, options: Housekeeping) -> std::io::Result<Self> {
         let wakeup = Arc::clone(&pool.0.shared.wakeup);
         let thread = std::thread::Builder::new()
@@ -92,7 +92,7 @@ impl Housekeeper {
         Ok(Self { wakeup, thread })
     }
 
-    /// Ends it, after what it is at.
+    /// Stops the housekeeper, after what it is at.
     pub(super) fn stop(self) {
         self.wakeup.stop();
         // If it panicked, everything it held was given back on its way out.
@@ -114,7 +114,7 @@ impl Pool {
     }
 }
 
-/// What the thread remembers from one look to the next.
+/// State of the thread between two passes.
 struct Keeping {
     pool: Pool,
     options: Housekeeping,
@@ -175,8 +175,8 @@ impl Keeping {
         Some(self.next_scrub.saturating_duration_since(Instant::now()))
     }
 
-    /// While the pool is idle, tells devices of free segments; returns when to look again, if any
-    /// can be told.
+    /// Discards free segments while the pool is idle; returns when to look again, if any can be
+    /// told.
     fn discard(&mut self, wakeup: &Wakeup) -> Option<Duration> {
         if !discard::is_possible(self.pool.reactor().ok()?.as_ref()?) {
             return None;

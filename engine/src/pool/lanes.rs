@@ -1,4 +1,4 @@
-//! Which placement handle each lane writes by, where the devices have such handles (FDP).
+//! Placement handles of the lanes, where the devices have such handles (FDP).
 //!
 //! What lies in a lane's segments dies together, which is what a device wants to know: it then
 //! frees reclaim units whole and moves nothing by itself. Metadata names no handle, so devices put
@@ -14,17 +14,17 @@ use crate::path::{Capabilities, PlacementHandle};
 /// Lanes that differ in durability alone.
 const DURABILITIES: u16 = 2;
 
-/// Who writes by which handle.
+/// Assignment of placement handles to lanes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Handles {
     /// Handles that every device has; 0 where there is no choice between any.
     handles: u16,
-    /// Whether tensors are kept apart by lifetime.
+    /// True if tensors are kept apart by lifetime.
     by_lifetime: bool,
 }
 
 impl Handles {
-    /// What these devices have, and what a caller wants of its lanes.
+    /// Assigns the handles of these devices to the lanes that a caller wants.
     pub(super) fn of(capabilities: &Capabilities, lanes: Lanes) -> Self {
         let fewest = capabilities.devices.iter().map(|it| it.placement_handles).min();
         let handles = fewest.filter(|&handles| handles >= DURABILITIES).unwrap_or(0);
@@ -32,7 +32,7 @@ impl Handles {
         Self { handles, by_lifetime: enough && lanes == Lanes::ByLifetime }
     }
 
-    /// Whether there is a lane for each lifetime, and not just for each durability.
+    /// Returns whether there is a lane for each lifetime, and not just for each durability.
     pub(super) fn by_lifetime(self) -> bool {
         self.by_lifetime
     }

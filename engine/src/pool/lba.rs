@@ -8,21 +8,21 @@ use super::options::FormatOptions;
 use crate::path::nvme::{AdminError, LbaFormat};
 use crate::path::{Device, DeviceIdentity, DeviceSpec, OpenMode};
 
-/// How long the kernel may take to see what has changed.
+/// Time for the kernel to see what has changed.
 const NOTICE: Duration = Duration::from_secs(30);
 
 /// A namespace does not have the format that it was to have.
 #[derive(Debug, thiserror::Error)]
 pub enum LbaError {
-    /// It must not be written; nothing was done.
+    /// The device must not be written; nothing was done.
     #[error(transparent)]
     Refused(#[from] FormatError),
-    /// It cannot be had, or the drive failed.
+    /// The namespace is not available, or the drive failed.
     #[error("{device}: {source}")]
     Admin {
         /// The device.
         device: String,
-        /// What went wrong.
+        /// Error of the drive.
         source: AdminError,
     },
     /// The drive did as it was told.
@@ -32,7 +32,7 @@ pub enum LbaError {
     Unnoticed {
         /// The device.
         device: String,
-        /// What the kernel says.
+        /// Reason of the kernel.
         why: String,
     },
 }

@@ -9,8 +9,8 @@ use crate::path::Status;
 use crate::schedule::{ControlError, Reactor, ReactorOptions, TransferError};
 use crate::units::{ByteCount, DeviceIndex};
 
-/// What a reactor needs that moves nothing else. The structures are small: more staging memory
-/// would be cleared and pinned for nothing.
+/// Returns the options of a reactor that moves metadata alone. The structures are small: more
+/// staging memory would be cleared and pinned for nothing.
 pub(super) fn metadata_only() -> ReactorOptions {
     ReactorOptions {
         chunk: ByteCount::kib(256),

@@ -32,7 +32,7 @@ impl DerefMut for Member {
     }
 }
 
-/// How the members of a pool are opened.
+/// Access to the members of a pool.
 #[derive(Clone, Debug)]
 pub(super) struct MemberAccess {
     /// The shares that are locked.
@@ -41,41 +41,41 @@ pub(super) struct MemberAccess {
 }
 
 impl MemberAccess {
-    /// To use one share. A share of a block device may not claim it alone: other shares are other
-    /// processes'.
+    /// Returns the access to use one share. A share of a block device may not claim it alone: other
+    /// shares are other processes'.
     pub(super) fn of_share(share: u32, buffered: bool) -> Self {
         let mode = OpenMode { buffered, ..OpenMode::default() };
         Self { shares: share..share + 1, mode }
     }
 
-    /// To read one share while nobody writes it.
+    /// Returns the access to read one share while nobody writes it.
     pub(super) fn of_share_to_read(share: u32, buffered: bool) -> Self {
         Self { shares: share..share + 1, ..Self::to_look(buffered) }
     }
 
-    /// To have the whole device, while nobody else has it.
+    /// Returns the access to the whole device, while nobody else has it.
     pub(super) fn alone(buffered: bool) -> Self {
         let mode = OpenMode { buffered, exclusive: true, ..OpenMode::default() };
         Self { shares: 0..SHARES_MAX, mode }
     }
 
-    /// To read while nobody writes any share; a share that somebody has open is then the error, and
-    /// which one.
+    /// Returns the access to read while nobody writes any share; a share that somebody has open is
+    /// then the error, and which one.
     pub(super) fn to_read(buffered: bool) -> Self {
         Self { shares: 0..SHARES_MAX, ..Self::to_look(buffered) }
     }
 
-    /// To read, whoever writes meanwhile.
+    /// Returns the access to read, whoever writes meanwhile.
     pub(super) fn to_look(buffered: bool) -> Self {
         let mode = OpenMode { buffered, read_only: true, ..OpenMode::default() };
         Self { shares: 0..0, mode }
     }
 }
 
-/// Why a device cannot become a member.
+/// The reason why a device cannot become a member.
 #[derive(Debug)]
 pub(super) enum OpenMemberError {
-    /// Another process (or another handle in this one) has a share of it.
+    /// The share is held by another process (or another handle in this one).
     Held {
         path: PathBuf,
         share: u32,
@@ -86,7 +86,7 @@ pub(super) enum OpenMemberError {
         source: std::io::Error,
     },
     Device(DeviceOpenError),
-    /// Another host writes it.
+    /// The device is owned by another host, which writes it.
     Owned {
         device: String,
         owner: Owner,
@@ -145,7 +145,7 @@ impl Member {
         }
     }
 
-    /// The same whichever host owns it.
+    /// Opens a member whichever host owns it.
     pub(super) fn open_whoever_owns_it<Source: MemberSource>(
         source: &Source,
         place: usize,
@@ -168,7 +168,7 @@ impl Member {
 /// The members of a pool, in stripe order once they have been put into it.
 pub(super) struct Members(
     pub(super) Vec<Member>,
-    /// Whether operations never came back. Their devices may still do them: nobody else may have
+    /// True if operations never came back. Their devices may still do them: nobody else may have
     /// the locks, until this process ends.
     Cell<bool>,
 );
@@ -192,7 +192,7 @@ impl Members {
         ended
     }
 
-    /// Whether a device may still do what never came back from it.
+    /// Returns whether a device may still do what never came back from it.
     pub(super) fn are_in_doubt(&self) -> bool {
         self.1.get()
     }
@@ -209,22 +209,22 @@ impl Members {
         sources.iter().enumerate().map(|it| open(it).map_err(OpenError::from)).collect()
     }
 
-    /// Each of them, all of which are at hand.
+    /// Returns all members, all of which are at hand.
     pub(super) fn each(&self) -> Vec<Option<&Member>> {
         self.0.iter().map(Some).collect()
     }
 
-    /// Whether several data paths to them may be open at once.
+    /// Returns whether several data paths to them may be open at once.
     pub(super) fn allow_several_paths(&self) -> bool {
         self.0.iter().all(|member| member.allows_several_paths())
     }
 
-    /// Whether all of them are in this process's memory.
+    /// Returns whether all of them are in this process's memory.
     pub(super) fn are_private(&self) -> bool {
         self.0.iter().all(|member| member.is_private())
     }
 
-    /// What opens the data path to all of them.
+    /// Returns the provider of the data path to all members.
     pub(super) fn provider(
         &self,
         request: &PathRequest<'_>,
@@ -233,7 +233,7 @@ impl Members {
         members[0].provider(&members, request)
     }
 
-    /// What opens the best data path to all of them, for the host's memory alone.
+    /// Returns the provider of the best data path to all members, for the host's memory alone.
     pub(super) fn best_provider(
         &self,
         mode: OpenMode,
@@ -241,7 +241,7 @@ impl Members {
         self.provider(&PathRequest { mode, ..PathRequest::default() })
     }
 
-    /// What each of them says of its own wear.
+    /// Returns the wear that each member reports.
     pub(super) fn endurance(&self) -> Vec<Result<Endurance, String>> {
         self.0.iter().map(|member| member.endurance()).collect()
     }
@@ -263,7 +263,7 @@ impl<'a> MembersReactor<'a> {
         Self { members, reactor: Some(reactor) }
     }
 
-    /// Ends it.
+    /// Ends the access.
     pub(super) fn close(mut self) -> Result<(), DrainError> {
         self.end()
     }

@@ -124,20 +124,20 @@ struct Inner {
     read_only: bool,
     verify_reads: bool,
     repaired_superblocks: Vec<String>,
-    /// Whether the superblocks say that there are seals.
+    /// True if the superblocks say that there are seals.
     seals_announced: Mutex<bool>,
     opener: AtomicU32,
     housekeeper: Mutex<Option<Housekeeper>>,
 }
 
-/// What the reactor's thread also needs. It holds no reactor, which could not end on its own
-/// thread.
+/// State that the reactor's thread needs as well. It holds no reactor, which could not end on its
+/// own thread.
 struct Shared {
     contents: Mutex<Contents>,
     written: WriteCounters,
     /// Wakes the housekeeper.
     wakeup: Arc<Wakeup>,
-    /// What scrubs have found, in the background and by those who asked.
+    /// Findings of scrubs, in the background and by those who asked.
     scrubbed: Mutex<ScrubReport>,
 }
 
@@ -234,7 +234,7 @@ impl Pool {
         self.read(key.into(), start, range, (destination, urgency, notify))
     }
 
-    /// As [`Self::get`], of the version of the tensor that a seal holds.
+    /// Reads, as [`Self::get`] does, the version of the tensor that a seal holds.
     pub fn get_sealed(
         &self,
         seal: &str,
@@ -323,7 +323,7 @@ impl Pool {
         Batch::new(self.clone())
     }
 
-    /// Whether a tensor can be read under this id; `false` in a fork.
+    /// Returns whether a tensor can be read under this id; `false` in a fork.
     pub fn contains(&self, id: TensorId) -> bool {
         self.current(id).is_some()
     }
@@ -347,12 +347,12 @@ impl Pool {
         Ok(tensors)
     }
 
-    /// Whether it was opened for reading only.
+    /// Returns whether the pool was opened for reading only.
     pub fn is_read_only(&self) -> bool {
         self.0.read_only
     }
 
-    /// What the pool is.
+    /// Returns the description of the pool.
     pub fn description(&self) -> &PoolDescription {
         &self.0.description
     }
@@ -384,8 +384,8 @@ impl Pool {
         self.0.close()
     }
 
-    /// The same, waiting no longer than this for devices: what is in flight then is stopped,
-    /// commits that were started are in doubt, and it returns half a second later at most.
+    /// Closes, waiting no longer than this for devices: what is in flight then is stopped, commits
+    /// that were started are in doubt, and it returns half a second later at most.
     ///
     /// # Errors
     /// As [`Self::close`].
@@ -418,7 +418,7 @@ impl Pool {
     }
 }
 
-/// Who is to read these pieces, and their list, which is one of its own.
+/// Returns the reactor that reads these pieces, and a piece list from its free list.
 fn reader_and_list(
     reactor: &Reactor,
     pieces: impl Iterator<Item = Piece>,

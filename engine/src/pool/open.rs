@@ -35,7 +35,7 @@ pub(super) struct OpenShare {
     pub(super) description: PoolDescription,
     pub(super) repaired_superblocks: Vec<String>,
     pub(super) metadata_written: u64,
-    /// Whether the superblocks say that there are seals.
+    /// True if the superblocks say that there are seals.
     pub(super) seals_announced: bool,
     /// `None` where it is open for reading only.
     pub(super) events: Option<EventCount>,
@@ -161,7 +161,7 @@ struct SoundShare {
 }
 
 impl Found<'_> {
-    /// Reads its index, and writes what has to be written before it can be used. Without a count of
+    /// Reads the index, and writes what has to be written before it can be used. Without a count of
     /// events it is for reading only, and nothing is written.
     fn recover(
         &self,
@@ -222,7 +222,7 @@ impl Found<'_> {
         })
     }
 
-    /// What stands on the media; without commits that are lost, if they are those that may be.
+    /// Reads the media; without commits that are lost, if they are those that may be.
     fn read(&self, media: &MetadataIo<'_>, mark: LogMark) -> Result<Recovered, String> {
         let (geometry, place) = (&self.superblocks[0].geometry, self.place);
         let Some(accepted) = &self.options.accept_lost_commits else {
@@ -273,8 +273,8 @@ impl Found<'_> {
     }
 }
 
-/// How many threads are to read besides the reactor's: one for each device at most, where the data
-/// path may be opened several times.
+/// Returns the number of threads that read besides the reactor's: one for each device at most,
+/// where the data path may be opened several times.
 fn readers(members: &Members, chunk: ByteCount, options: &OpenOptions) -> usize {
     /// Threads in all. Four cores compare more with checksums than a machine's SSDs read.
     const THREADS_MAX: usize = 4;

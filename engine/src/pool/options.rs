@@ -1,4 +1,4 @@
-//! How a pool is made, opened and used.
+//! Options to format, open and use a pool.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::path::{Backend, ControllerName, DeviceIdentity, Feature, PathChoice, 
 use crate::schedule::{Notify, ReactorStats, Urgency};
 use crate::units::ByteCount;
 
-/// How a pool is made.
+/// Options of formatting.
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "independent switches")]
 pub struct FormatOptions {
@@ -30,16 +30,17 @@ pub struct FormatOptions {
     /// Make no files: a device that is not there is an error. A directory whose file system is not
     /// mounted is an empty one, and a pool would be made on the wrong disk.
     pub must_exist: bool,
-    /// Whether what the devices hold may be lost.
+    /// True if what the devices hold may be lost.
     pub overwrite: bool,
-    /// These devices may lose what they hold, whatever `overwrite` says of the others. Devices, not
+    /// Devices that may lose what they hold, whatever `overwrite` says of the others. Devices, not
     /// names: a name may stand for another device by the time that it is written.
     pub overwrite_devices: Vec<DeviceIdentity>,
-    /// The same of controllers that the kernel does not drive, whose name says where they are.
+    /// Controllers that may lose what they hold, and that the kernel does not drive; their names
+    /// say where they are.
     pub overwrite_controllers: Vec<ControllerName>,
     /// Part of every device's capacity that is never written, in percent.
     pub over_provision_percent: u8,
-    /// Whether block devices are deallocated as a whole first.
+    /// True if block devices are deallocated as a whole first.
     pub discard: bool,
     /// Go through the page cache, where the file system has no `O_DIRECT`.
     pub buffered: bool,
@@ -71,12 +72,12 @@ impl Default for FormatOptions {
     }
 }
 
-/// What a pool is.
+/// Description of a pool.
 #[derive(Clone, Debug)]
 pub struct PoolDescription {
-    /// Its random 128 bits.
+    /// The random 128 bits.
     pub pool: u128,
-    /// Where everything lies on each device.
+    /// Geometry of each device.
     pub geometry: Geometry,
     /// The devices' names, in stripe order.
     pub devices: Vec<String>,
@@ -85,17 +86,17 @@ pub struct PoolDescription {
     pub capacity: ByteCount,
 }
 
-/// Which tensors share segments.
+/// Assignment of tensors to lanes, which share segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lanes {
-    /// Those that will probably die together.
+    /// Lanes by probable lifetime, for tensors that will probably die together.
     ByLifetime,
-    /// Whichever are put one after the other. Reclamation copies far more; this is there to measure
-    /// how much.
+    /// One lane for all tensors, in the order of puts. Reclamation copies far more; this is there
+    /// to measure how much.
     One,
 }
 
-/// How a pool is opened.
+/// Options of opening a pool.
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "independent switches")]
 pub struct OpenOptions {
@@ -117,30 +118,30 @@ pub struct OpenOptions {
     pub gpu: Option<Arc<dyn GpuMemory>>,
     /// Operations in flight per device, at most; by default as many as calibration found, or 32.
     pub depth: Option<u32>,
-    /// Open it to read durable tensors, and write nothing to the devices: no claim, no repair, no
+    /// True to read durable tensors, and write nothing to the devices: no claim, no repair, no
     /// count of this opening. Several processes may have a share open like that at once; while one
     /// has, nobody can open it to write, and the other way round. What a process that was killed
     /// left unfinished stays so. Puts, deletions and batches are refused.
     pub read_only: bool,
-    /// Whether checksums are compared on every read.
+    /// True if checksums are compared on every read.
     pub verify_reads: bool,
-    /// Whether to try for huge pages.
+    /// True to try huge pages.
     pub huge_pages: bool,
-    /// Whether the reactor moves only while somebody waits for it; see [`ReactorOptions::stepped`].
+    /// True if the reactor moves only while somebody waits for it; see [`ReactorOptions::stepped`].
     ///
     /// [`ReactorOptions::stepped`]: crate::schedule::ReactorOptions::stepped
     pub stepped: bool,
-    /// Which tensors share segments.
+    /// Assignment of tensors to lanes.
     pub lanes: Lanes,
-    /// Whether a device may be an older copy of itself. What was written since is lost, and what
+    /// True if a device may be an older copy of itself. What was written since is lost, and what
     /// was not stays damaged or whole as its checksums say; from then on that copy counts.
     pub accept_older_copies: bool,
     /// The commits without which the share may be opened because they are lost, as
     /// [`inspect::lost_commits`](super::inspect::lost_commits) tells them. Where others are lost,
     /// or none, it is refused.
     pub accept_lost_commits: Option<LostCommits>,
-    /// What the pool does by itself, on a thread of its own. Pools on simulated disks have none, so
-    /// that what happens on them is for the test to decide.
+    /// Housekeeping on a thread of its own. Pools on simulated disks have none, so that what
+    /// happens on them is for the test to decide.
     pub housekeeping: Option<Housekeeping>,
 }
 
@@ -167,8 +168,8 @@ impl Default for OpenOptions {
     }
 }
 
-/// What a pool does by itself, besides reclaiming ahead of need and telling idle block devices
-/// which segments are free.
+/// Background work of a pool besides reclaiming ahead of need and telling idle block devices which
+/// segments are free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Housekeeping {
     /// Tensor bytes to scrub in a second, over and over; zero for none. `PoolStats` shows what was
@@ -176,14 +177,14 @@ pub struct Housekeeping {
     pub scrub_rate: ByteCount,
 }
 
-/// How a tensor is put.
+/// Options of a put.
 #[derive(Clone, Debug)]
 pub struct PutOptions {
-    /// What it dies together with.
+    /// Lifetime class.
     pub lifetime: LifetimeClass,
-    /// How soon the write is needed.
+    /// Urgency of the write.
     pub urgency: Urgency,
-    /// Where to tell of the write's end.
+    /// Queue that is notified of the write's end.
     pub notify: Option<Notify>,
 }
 
@@ -200,7 +201,7 @@ pub struct WrittenBytes {
     pub scratch: [ByteCount; LifetimeClass::ALL.len()],
     /// Durable tensors, in the same order.
     pub durable: [ByteCount; LifetimeClass::ALL.len()],
-    /// What reclamation copied of them, to make whole segments free.
+    /// Bytes that reclamation copied, to make whole segments free.
     pub moved: ByteCount,
     /// Superblocks, change log and checkpoints, both copies.
     pub metadata: ByteCount,
@@ -218,7 +219,7 @@ pub struct LaneStats {
     pub written: ByteCount,
 }
 
-/// How commits became durable since the pool was opened.
+/// Statistics of commits since the pool was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommitStats {
     /// Commits that are durable, those of reclamation among them.
@@ -231,11 +232,11 @@ pub struct CommitStats {
     pub flush_rounds: u64,
     /// The most commits that became durable together.
     pub group_max: u64,
-    /// Whether records are written so that they are on the medium at once (FUA). If not, a flush
-    /// follows each where a metadata device has a volatile cache.
+    /// Forced writes of records, which are on the medium at once (FUA). If not, a flush follows
+    /// each where a metadata device has a volatile cache.
     pub forced_records: Feature,
-    /// Why no commit is taken any more, where one is in doubt: the change log failed half way.
-    /// Until the pool is opened again this handle shows the state before.
+    /// The reason why no commit is taken any more, where one is in doubt: the change log failed
+    /// half way. Until the pool is opened again this handle shows the state before.
     pub in_doubt: Option<String>,
 }
 
@@ -253,30 +254,30 @@ impl Default for CommitStats {
     }
 }
 
-/// What a pool is doing.
+/// Statistics of a pool.
 #[derive(Clone, Debug)]
 pub struct PoolStats {
-    /// What the pool is.
+    /// Description of the pool.
     pub description: PoolDescription,
     /// The share this process owns.
     pub share: u32,
     /// The data path, why it is not a better one, staging memory, and each device's counters.
     pub reactor: ReactorStats,
-    /// How the share's space is used.
+    /// Use of the share's space.
     pub space: SpaceUse,
-    /// How the room for the index of durable tensors is used.
+    /// Use of the index's capacity for durable tensors.
     pub index: IndexUse,
     /// Tensors that can be read.
     pub tensors: usize,
-    /// What seals hold.
+    /// Use of space by seals.
     pub seals: SealUse,
     /// Bytes written by class.
     pub written: WrittenBytes,
     /// The lanes. Where devices place data by handles (FDP) each has its own.
     pub lanes: Vec<LaneStats>,
-    /// How commits became durable.
+    /// Statistics of commits.
     pub commits: CommitStats,
-    /// What scrubs have found since the pool was opened, in the background and by those who asked.
+    /// Findings of scrubs since the pool was opened, in the background and by those who asked.
     pub scrubbed: ScrubReport,
     /// Superblock copies that were damaged when the pool was opened and have been written again, as
     /// device and copy.

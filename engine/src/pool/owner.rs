@@ -1,6 +1,6 @@
-//! Who owns namespaces that more than one host can reach: NVMe over a fabric. A host claims them
-//! when it opens a pool and gives them back when it closes the last share of it. What another host
-//! has claimed is refused, whatever is to be done with it, until that host gives it back or
+//! Ownership of namespaces that more than one host can reach: NVMe over a fabric. A host claims
+//! them when it opens a pool and gives them back when it closes the last share of it. What another
+//! host has claimed is refused, whatever is to be done with it, until that host gives it back or
 //! somebody takes it over who knows that the host is gone.
 
 use std::io;
@@ -12,8 +12,8 @@ use super::members::{Member, MemberAccess, Members};
 use crate::layout::{BLOCK_BYTES, OWNER_OFFSET, Owner, SHARES_MAX};
 use crate::path::{MemberSource, OpenMode};
 
-/// How long a new claim must stand before it counts. Two hosts that claim at once both see the
-/// later one then: a host whose claim took longer than half of this to be written looks again.
+/// Time for which a new claim must persist before it counts. Two hosts that claim at once both see
+/// the later one then: a host whose claim took longer than half of this to be written looks again.
 const SETTLE: Duration = Duration::from_secs(2);
 
 /// The host that owns a namespace; what only this host reaches has none.
@@ -24,7 +24,7 @@ pub(super) fn owner(member: &Member) -> io::Result<Option<Owner>> {
     Ok(read(member)?.filter(|owner| owner.owns))
 }
 
-/// The same, if it is another host than this one.
+/// Returns the owner, if it is another host than this one.
 pub(super) fn other_owner(member: &Member) -> io::Result<Option<Owner>> {
     let Some(owner) = owner(member)? else { return Ok(None) };
     Ok((owner.host != this_host()?).then_some(owner))
@@ -69,7 +69,7 @@ pub(super) fn claim(members: &Members, pool: u128) -> Result<(), OpenError> {
 
 struct Claim {
     number: u128,
-    /// Whether it was not this host's before.
+    /// True if the claim was not this host's before.
     is_new: bool,
 }
 
@@ -144,7 +144,7 @@ fn read(member: &Member) -> io::Result<Option<Owner>> {
     Ok(Owner::decode(&member.read(OWNER_OFFSET, BLOCK_BYTES as usize)?))
 }
 
-/// What this host is called: by its user, as a host of NVMe fabrics, or else as a machine.
+/// Returns this host's name: by its user, as a host of NVMe fabrics, or else as a machine.
 fn this_host() -> io::Result<String> {
     if let Ok(given) = std::env::var("TIDELOG_HOST_ID") {
         return Ok(given);

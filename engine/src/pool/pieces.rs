@@ -1,4 +1,4 @@
-//! From a tensor in the log to the pieces that the reactor moves.
+//! Pieces of a tensor in the log, which the reactor moves.
 
 use std::ops::Range;
 
@@ -53,7 +53,7 @@ pub(super) struct PieceGroup {
 }
 
 impl PieceGroup {
-    /// How many bytes.
+    /// Returns the number of bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.range.end - self.range.start
     }

@@ -14,11 +14,11 @@ use crate::schedule::{Finish, Reactor, Subject, Ticket, Transfer, TransferError}
 /// One of the puts of [`Pool::put_all`].
 #[derive(Debug)]
 pub struct Put {
-    /// What is put.
+    /// Key of the tensor.
     pub key: TensorKey,
-    /// Its bytes.
+    /// The bytes.
     pub source: Source,
-    /// How it is put.
+    /// Options of the put.
     pub options: PutOptions,
 }
 
@@ -48,9 +48,9 @@ impl Pool {
         Ok(ticket)
     }
 
-    /// As [`Self::put`] for each, in their order, with one wake-up of the reactor, which costs more
-    /// than a small put. The iterator must not wait for what it has yielded: that may not have
-    /// begun.
+    /// Puts each tensor, as [`Self::put`] does, in their order, with one wake-up of the reactor,
+    /// which costs more than a small put. The iterator must not wait for what it has yielded: that
+    /// may not have begun.
     ///
     /// # Errors
     /// Those of the first that is refused. The ones before it go on: their tickets are behind what
@@ -83,7 +83,7 @@ impl Pool {
         Ok(ticket)
     }
 
-    /// As [`Self::enqueue_put`], and wakes the reactor.
+    /// Starts a put, as [`Self::enqueue_put`] does, and wakes the reactor.
     pub(super) fn start_put(
         &self,
         request: &PutRequest,

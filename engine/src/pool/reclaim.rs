@@ -27,7 +27,7 @@ pub struct Reclaimed {
     /// The segment, counted over the pool. It is free when the last reader of its old bytes has
     /// ended.
     pub segment: u32,
-    /// Whether it held scratch or durable tensors.
+    /// Durability of the tensors in the segment.
     pub durability: Durability,
     /// Tensors that moved. Those that were replaced or deleted meanwhile did not have to.
     pub tensors: usize,
@@ -179,7 +179,7 @@ impl ReclaimTurn<'_> {
     }
 }
 
-/// What a reclamation holds. Dropped without being installed, everything stays where it was.
+/// Moves of a reclamation. Dropped without being installed, everything stays where it was.
 pub(super) struct ReclamationMoves {
     shared: Arc<Shared>,
     victim: Victim,
@@ -188,7 +188,7 @@ pub(super) struct ReclamationMoves {
 }
 
 impl ReclamationMoves {
-    /// Where everything goes.
+    /// Iterates over the destinations.
     pub(super) fn runs(&self) -> impl Iterator<Item = &[Run]> {
         let stretches = self.relocations.iter().flat_map(|moving| &moving.stretches);
         stretches.map(|stretch| &*stretch.to)
@@ -202,15 +202,15 @@ impl ReclamationMoves {
         self.relocations.iter().zip(entries)
     }
 
-    /// Whether the media know nothing of what moves: scratch tensors that no seal holds.
+    /// Returns whether the media know nothing of what moves: scratch tensors that no seal holds.
     fn need_no_commit(&self) -> bool {
         let contents = self.shared.contents();
         self.victim.lane.durability == Durability::Scratch
             && self.relocations.iter().all(|moving| contents.number_held(moving).is_none())
     }
 
-    /// As [`Self::install`] where nothing was committed. What a seal has begun to hold meanwhile
-    /// stays where the seal's commit says that it is.
+    /// Installs the moves, as [`Self::install`] does, where nothing was committed. What a seal has
+    /// begun to hold meanwhile stays where the seal's commit says that it is.
     fn install_scratch(&mut self, entries: Vec<TensorEntry>) -> usize {
         let mut contents = self.shared.contents();
         let moves = self.relocations.drain(..).zip(entries);
@@ -224,14 +224,16 @@ impl ReclamationMoves {
         moves.filter(install).count()
     }
 
-    /// Everything can be read at its new place; returns how many tensors there were still to move.
+    /// Installs the moves: every tensor can be read at its new place; returns how many tensors
+    /// there were still to move.
     pub(super) fn install(&mut self, entries: Vec<TensorEntry>) -> usize {
         let mut contents = self.shared.contents();
         let moves = self.relocations.drain(..).zip(entries);
         moves.filter(|(moving, entry)| contents.relocate(moving, entry.clone())).count()
     }
 
-    /// Neither the old places nor the new ones may be used until the pool is opened again.
+    /// Leaves the moves in doubt: neither the old places nor the new ones may be used until the
+    /// pool is opened again.
     pub(super) fn leave_in_doubt(&mut self) {
         let mut contents = self.shared.contents();
         self.relocations.drain(..).for_each(|moving| contents.leave_relocation_in_doubt(&moving));

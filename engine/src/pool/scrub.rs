@@ -19,17 +19,17 @@ const READ_BYTES: u64 = 4 << 20;
 pub struct Scrubbed {
     /// The tensor.
     pub id: TensorId,
-    /// Its name, if it has one.
+    /// Name, if it has one.
     pub name: Option<String>,
-    /// What seals call this version of it; `None` if none holds it.
+    /// Number by which seals refer to this version; `None` if none holds it.
     pub number: Option<u64>,
     /// The seals that hold it, if something of it cannot be read.
     pub seals: Vec<String>,
-    /// Whether it is what stands under its id; if not, only seals hold it.
+    /// True if the version is what stands under its id; if not, only seals hold it.
     pub current: bool,
-    /// How long it is.
+    /// Length in bytes.
     pub length: ByteCount,
-    /// What of it cannot be read; empty if it is whole.
+    /// Parts that cannot be read; empty if it is whole.
     pub bad: Vec<BadUnit>,
 }
 
@@ -40,18 +40,18 @@ pub struct BadUnit {
     pub device: DeviceIndex,
     /// The device's path.
     pub path: String,
-    /// Where on the device; a multiple of 4 KiB. In blocks of 512 bytes it is the LBA that
+    /// Offset on the device; a multiple of 4 KiB. In blocks of 512 bytes it is the LBA that
     /// `blockdev`, `badblocks` and the kernel's log speak of.
     pub offset: ByteCount,
-    /// How many bytes.
+    /// Length in bytes.
     pub length: ByteCount,
-    /// Which bytes of the tensor.
+    /// Range of the tensor's bytes.
     pub tensor: Range<u64>,
-    /// What reading them answered.
+    /// Error of the read.
     pub error: TransferError,
 }
 
-/// What a whole scrub found.
+/// Result of a whole scrub.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ScrubReport {
     /// Tensors that were read.
@@ -74,9 +74,9 @@ pub(super) struct Pass {
     left: std::vec::IntoIter<Target>,
 }
 
-/// What is to be read.
+/// Object that is to be read.
 enum Target {
-    /// What stands under an id.
+    /// The current version of an id.
     Tensor(TensorId),
     /// A version that only seals hold, by its number.
     Held(u64),
@@ -151,7 +151,7 @@ impl Scrub {
 }
 
 impl Pool {
-    /// All that can be read now.
+    /// Returns a pass over all that can be read now.
     pub(super) fn scrub_pass(&self) -> Pass {
         let contents = self.0.shared.contents();
         let mut ids: Vec<TensorId> = contents.ids().collect();

@@ -17,16 +17,16 @@ use crate::units::ByteCount;
 /// A seal, as [`Pool::seals`] lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SealDescription {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// When it was made, in seconds since 1970.
+    /// Time at which it was made, in seconds since 1970.
     pub sealed_at: u64,
-    /// Its place among the commits of seals of its share, from 1, whatever the clock said; 0 where
+    /// Place among the commits of seals of its share, from 1, whatever the clock said; 0 where
     /// older software made it.
     pub order: u64,
-    /// How many tensors it holds.
+    /// Number of tensors.
     pub tensors: usize,
-    /// Their bytes.
+    /// Size in bytes.
     pub bytes: ByteCount,
     /// Space that it alone holds: what is free once it is dropped.
     pub alone: ByteCount,
@@ -48,11 +48,11 @@ impl SealDescription {
 /// A tensor that a seal holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SealedTensor {
-    /// Its id.
+    /// The id.
     pub id: TensorId,
-    /// Its name, if it was put by one.
+    /// Name, if it was put by one.
     pub name: Option<String>,
-    /// Its length.
+    /// The length.
     pub length: ByteCount,
 }
 
@@ -65,7 +65,7 @@ impl Pool {
         Ok(contents.seals().map(|seal| SealDescription::of(&contents, seal)).collect())
     }
 
-    /// What a seal holds, in the order in which it was given.
+    /// Returns the tensors of a seal, in the order in which it was given.
     ///
     /// # Errors
     /// There is no seal of this name, or the handle is of no use.
@@ -155,17 +155,17 @@ impl SealInFlight {
         Self { shared: Arc::clone(shared), name: name.into(), coming: Some(coming) }
     }
 
-    /// What it is in the log, still held by this.
+    /// Returns the seal in the log, still held by this.
     pub(super) fn coming(&self) -> Option<&ComingSeal> {
         self.coming.as_ref()
     }
 
-    /// It is on media. Returns how many tensors it holds.
+    /// Applies the seal: it is on the media. Returns how many tensors it holds.
     pub(super) fn apply(&mut self) -> usize {
         self.coming.take().map_or(0, |coming| self.shared.contents().apply_seal(&coming))
     }
 
-    /// It may or may not be on media.
+    /// Leaves the seal in doubt: it may or may not be on the media.
     pub(super) fn leave_in_doubt(&mut self) {
         if let Some(coming) = self.coming.take() {
             self.shared.contents().leave_seal_in_doubt(&coming);

@@ -6,9 +6,9 @@ use crate::log::{
     AppendError, ChangeLog, Contents, LogMedia, LogPlace, Recovered, RecoveryError, Unread,
 };
 
-/// What stands on the media, of which `mark` says how far it went, as `recover` reads it. What a
-/// process that died had written may still be in a cache; once it has been read it must not
-/// disappear any more. An index that goes on in segments lies on all devices, so all are flushed.
+/// Reads the media, of which `mark` says how far it went, as `recover` reads it. What a process
+/// that died had written may still be in a cache; once it has been read it must not disappear any
+/// more. An index that goes on in segments lies on all devices, so all are flushed.
 ///
 /// # Errors
 /// Why the index cannot be read.

@@ -14,7 +14,7 @@ use crate::layout::{
     Superblock, SuperblockError, UnfinishedFormat, is_protective_mbr, is_zero,
 };
 
-/// What others have made on a device since it was a pool's, and where. A superblock that stands at
+/// Returns the later data of others on a device of a pool, and where. A superblock that stands at
 /// the start says that whatever is unnamed there is a damaged block; what has a name is somebody's.
 pub(super) fn overwritten(member: &Member, superblock: &Superblock) -> Option<String> {
     let start = Start::read(member);
@@ -52,14 +52,14 @@ impl Start {
         self.0[(offset / BLOCK_BYTES) as usize].as_deref()
     }
 
-    /// What has a name, and is not in one of the pool's blocks.
+    /// Returns the description of data that has a name, outside of the pool's blocks.
     fn named(&self) -> Option<String> {
         let others = |offset: &u64| self.block(*offset).is_some_and(|it| !is_ours(*offset, it));
         places().filter(others).find_map(|offset| foreign::at_start(offset, self.block(offset)?))
     }
 }
 
-/// Whether anything but zeroes that is not the pool's stands in the blocks around the first
+/// Returns whether anything but zeroes that is not the pool's stands in the blocks around the first
 /// superblock.
 pub(super) fn holds_other_data(member: &Member) -> bool {
     places().any(|offset| foreign_at(member, offset).is_some())
@@ -88,14 +88,14 @@ pub(super) fn places() -> impl Iterator<Item = u64> {
     (0..METADATA_OFFSET).step_by(BLOCK_BYTES as usize)
 }
 
-/// What stands in a block of the start that is not the pool's. A block that cannot be read says
-/// nothing of whose it is.
+/// Describes the data of a block of the start that is not the pool's. A block that cannot be read
+/// says nothing of whose it is.
 pub(super) fn foreign_at(member: &Member, offset: u64) -> Option<String> {
     foreign_in(offset, &read(member, offset)?)
 }
 
-/// The same. In the place of the first superblock that is only what has a name: the rest may be a
-/// superblock that has rotted.
+/// Describes the data of a block. In the place of the first superblock that is only what has a
+/// name: the rest may be a superblock that has rotted.
 fn foreign_in(offset: u64, block: &[u8]) -> Option<String> {
     if is_ours(offset, block) {
         return None;

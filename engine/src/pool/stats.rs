@@ -1,4 +1,4 @@
-//! What a pool counts.
+//! Counters of a pool.
 
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,7 +24,7 @@ pub(super) struct WriteCounters {
 }
 
 impl WriteCounters {
-    /// Nothing but metadata yet.
+    /// Makes counters of nothing but metadata.
     pub(super) fn starting_with(metadata: u64) -> Self {
         let (puts, moved) = (Default::default(), AtomicU64::new(0));
         Self { puts, moved, metadata: AtomicU64::new(metadata) }
@@ -56,7 +56,7 @@ impl WriteCounters {
 }
 
 impl Pool {
-    /// What the pool is doing.
+    /// Returns the statistics of the pool.
     pub fn stats(&self) -> Result<PoolStats, Unusable> {
         let reactor = self.reactor()?;
         let reactor = reactor.as_ref().ok_or(Unusable::Closed)?.stats();
@@ -90,7 +90,7 @@ impl Pool {
         Ok(self.0.shared.contents().index_segments())
     }
 
-    /// What each device says of its own wear, in the order of
+    /// Returns the wear that each device reports, in the order of
     /// [`PoolDescription::devices`](super::PoolDescription); the reason where it does not. It asks
     /// them, so it is not for every step.
     ///

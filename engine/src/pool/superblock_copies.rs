@@ -9,10 +9,10 @@ use crate::layout::{
 };
 
 impl Member {
-    /// What stands at the two places of this device's superblock. The first copy says where the
-    /// second is; without it, or where nothing stands there, that is the device's end, or where the
-    /// rest of the pool has its own. Zeroes in the place of the first say that the pool was wiped,
-    /// and then the rest of it does not count; unless others left them there.
+    /// Reads the two places of this device's superblock. The first copy says where the second is;
+    /// without it, or where nothing stands there, that is the device's end, or where the rest of
+    /// the pool has its own. Zeroes in the place of the first say that the pool was wiped, and then
+    /// the rest of it does not count; unless others left them there.
     pub(super) fn superblock_copies(&self, others: &[Geometry]) -> SuperblockCopies {
         let read = |offset: u64| match self.read(offset, BLOCK_BYTES as usize) {
             Ok(bytes) if UnfinishedFormat::decode(&bytes).is_some() => {
@@ -43,7 +43,7 @@ impl Member {
         SuperblockCopies { first, second, second_offset }
     }
 
-    /// Where the last block begins.
+    /// Returns the offset of the last block.
     fn last_block(&self) -> u64 {
         (self.size().0 / BLOCK_BYTES * BLOCK_BYTES).saturating_sub(BLOCK_BYTES)
     }
@@ -79,13 +79,13 @@ impl Member {
         places
     }
 
-    /// Whether zeroes stand in the place of the first superblock, as wiping leaves them.
+    /// Returns whether zeroes stand in the place of the first superblock, as wiping leaves them.
     pub(super) fn was_wiped(&self) -> bool {
         self.read(SUPERBLOCK_OFFSET, BLOCK_BYTES as usize).is_ok_and(|bytes| is_zero(&bytes))
     }
 
-    /// What this device's superblocks say that it is, as far as it tells by itself. Two claims are
-    /// left where a copy is another device's and nothing here says which one.
+    /// Returns the claims of this device's superblocks, as far as it tells by itself. Two claims
+    /// are left where a copy is another device's and nothing here says which one.
     pub(super) fn claims(
         &self,
         others: &[Geometry],
@@ -103,12 +103,12 @@ impl Member {
         Ok(claims)
     }
 
-    /// What this device says that it is.
+    /// Returns the superblock of this device.
     pub(super) fn superblock(&self) -> Result<Superblock, SuperblockError> {
         SuperblockClaim::only(self.claims(&[])?).map(|claim| claim.superblock)
     }
 
-    /// Whether openings of a share of this pool were counted here.
+    /// Returns whether openings of a share of this pool were counted here.
     fn has_events_of(&self, superblock: &Superblock) -> bool {
         (0..superblock.geometry.shares).any(|share| {
             let block = self.read(holder_offset(share), BLOCK_BYTES as usize);
@@ -118,14 +118,14 @@ impl Member {
     }
 }
 
-/// What stands at the two places of a device's superblock.
+/// Copies of a device's superblock.
 pub(super) struct SuperblockCopies {
     pub(super) first: Result<Superblock, SuperblockError>,
     pub(super) second: Result<Superblock, SuperblockError>,
     pub(super) second_offset: u64,
 }
 
-/// What a device is, by one of its superblocks or both.
+/// Claim of a device's identity, by one of its superblocks or both.
 #[derive(Clone, Debug)]
 pub(super) struct SuperblockClaim {
     /// The newest that says so.
@@ -142,15 +142,15 @@ pub(super) struct DamagedCopy {
     pub(super) why: CopyFault,
 }
 
-/// Why a copy of a superblock is to be written again.
+/// The reason why a copy of a superblock is to be written again.
 #[derive(Clone, Debug)]
 pub(super) enum CopyFault {
-    /// It is not whole, or not there.
+    /// The copy is damaged or absent.
     Damaged,
-    /// It is this one, of another device.
+    /// The copy is of another device.
     Foreign(Superblock),
-    /// It is the first one, and older than the second, which is written before it: a process ended
-    /// between the two.
+    /// The copy is behind: the first one and older than the second, which is written before it: a
+    /// process ended between the two.
     Behind,
 }
 
@@ -173,7 +173,7 @@ impl SuperblockClaim {
 }
 
 impl SuperblockCopies {
-    /// What they say that the device is, the first copy's word first: one thing, or two where both
+    /// Returns the claims of the copies, the first copy's word first: one thing, or two where both
     /// are whole and one is another device's.
     fn claims(&self) -> Result<Vec<SuperblockClaim>, SuperblockError> {
         match (&self.first, &self.second) {

@@ -18,8 +18,7 @@ use crate::memory::{
 use crate::path::{Action, OperationKind};
 use crate::units::ByteCount;
 
-/// What is to be done with each piece. The memory is `None` once it was released, or is with
-/// devices in parts.
+/// Work on each piece. The memory is `None` once it was released, or is with devices in parts.
 pub(super) enum Job {
     Write { source: Option<Source>, fua: bool },
     Read { destination: Option<Destination> },
@@ -29,11 +28,11 @@ pub(super) enum Job {
     Deallocate,
 }
 
-/// What happens on the GPU when a read's bytes are there.
+/// Action on the GPU at the end of a read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReadEnd {
     pub(super) event: GpuEvent,
-    /// It happens behind this, also where the read ends without a copy.
+    /// Event that precedes, also where the read ends without a copy.
     pub(super) after: Option<GpuEvent>,
 }
 
@@ -87,7 +86,7 @@ impl Job {
     }
 }
 
-/// What a transfer is made of, besides its pieces.
+/// Properties of a transfer besides its pieces.
 pub(super) struct Order {
     pub(super) job: Job,
     pub(super) subject: Subject,
@@ -103,12 +102,12 @@ pub(super) struct Active {
     pub(super) job: Job,
     pub(super) pieces: Vec<Piece>,
     pub(super) urgency: Urgency,
-    /// For each piece the one after it on the same device; for the reactor's queues. Empty where
-    /// there is one piece.
+    /// Links from each piece to the one after it on the same device; for the reactor's queues.
+    /// Empty where there is one piece.
     pub(super) links: Vec<u32>,
     /// Pieces that were begun, or never will be.
     begun: usize,
-    /// Whether it stands in queues of the reactor.
+    /// True if the transfer is in queues of the reactor.
     pub(super) queued: bool,
     /// Pieces on a device.
     pub(super) in_flight: usize,
@@ -121,7 +120,7 @@ pub(super) struct Active {
     pub(super) gpu: Option<GpuRange>,
     /// The memory, where a GPU has it and the data path reads or writes it itself.
     reached: Option<GpuRange>,
-    /// What happens when a read's bytes are there, if the read does not wait for that.
+    /// Action at the end of a read, if the read does not wait for that.
     pub(super) landed: Option<ReadEnd>,
     /// The memory, where devices read or write it themselves.
     parts: BufferParts,
@@ -130,20 +129,20 @@ pub(super) struct Active {
     checksums: Vec<u32>,
     bytes: u64,
     matched: bool,
-    /// How long it was held back because its bytes were not on the GPU yet.
+    /// Time for which it was held back because its bytes were not on the GPU yet.
     pub(super) waited: Duration,
     failure: Option<TransferError>,
-    /// For errors to name it.
+    /// Subject for errors.
     pub(super) subject: Subject,
     shared: Arc<TicketShared>,
     finish: Option<Finish>,
     notify: Option<Notify>,
-    /// Whether everybody knows how it ended.
+    /// True if everybody knows how it ended.
     told: bool,
 }
 
 impl Active {
-    /// One that has ended and was told of: for a first transfer to begin in.
+    /// Makes an ended transfer, for a first transfer to begin in.
     pub(super) fn spare() -> Self {
         Self {
             job: Job::Flush,
@@ -208,12 +207,12 @@ impl Active {
         self.shared.id
     }
 
-    /// Whether pieces remain to be begun.
+    /// Returns whether pieces remain to be begun.
     pub(super) fn has_more(&self) -> bool {
         self.begun < self.pieces.len()
     }
 
-    /// Whether it is a read that somebody still waits for.
+    /// Returns whether the transfer is a read that somebody still waits for.
     pub(super) fn wants_bytes(&self) -> bool {
         match &self.job {
             Job::Read { destination } => {
@@ -228,22 +227,23 @@ impl Active {
         Some(&mut self.parts).filter(|parts| parts.are_there())
     }
 
-    /// Whether everything was begun and has come back.
+    /// Returns whether everything was begun and has come back.
     pub(super) fn is_over(&self) -> bool {
         !self.has_more() && self.in_flight == 0 && self.unchecked == 0 && self.copying == 0
     }
 
-    /// Whether its pieces have to be copied from a GPU before anything else.
+    /// Returns whether the pieces have to be copied from a GPU before anything else.
     pub(super) fn reads_gpu(&self) -> bool {
         self.gpu.is_some() && !matches!(self.job, Job::Read { .. })
     }
 
-    /// What must have happened on the GPU before its bytes there are what it is to read.
+    /// Returns the event that must precede on the GPU before its bytes there are what it is to
+    /// read.
     pub(super) fn after(&self) -> Option<GpuEvent> {
         self.gpu.filter(|_| self.reads_gpu())?.after
     }
 
-    /// Whether somebody still waits for its pieces on a GPU.
+    /// Returns whether somebody still waits for its pieces on a GPU.
     pub(super) fn fills_gpu(&self) -> bool {
         self.gpu.is_some() && self.wants_bytes()
     }
@@ -255,12 +255,12 @@ impl Active {
         }
     }
 
-    /// Whether the data path reads or writes a GPU's memory itself.
+    /// Returns whether the data path reads or writes a GPU's memory itself.
     pub(super) fn is_reached(&self) -> bool {
         self.reached.is_some()
     }
 
-    /// What its device is to do with a piece of the GPU's memory.
+    /// Returns the action of a device on a piece of the GPU's memory.
     pub(super) fn reach(&self, piece: Piece) -> Option<Action> {
         let WantedRange { skip, take } = piece.wanted();
         let start = piece.tensor_offset as usize;
@@ -272,12 +272,12 @@ impl Active {
         }
     }
 
-    /// Whether it will not end well.
+    /// Returns whether the transfer will not end well.
     pub(super) fn is_failed(&self) -> bool {
         self.failure.is_some()
     }
 
-    /// What has to be there before a piece of it can be begun.
+    /// Returns the resources that a piece needs before it can be begun.
     pub(super) fn needs(&self) -> PieceNeeds {
         let moves_bytes = matches!(self.job, Job::Write { .. } | Job::Read { .. });
         if self.reads_gpu() {
@@ -287,7 +287,7 @@ impl Active {
         PieceNeeds { chunk: moves_bytes && !own, room: self.is_on_devices() }
     }
 
-    /// Whether its pieces go to devices.
+    /// Returns whether the pieces go to devices.
     pub(super) fn is_on_devices(&self) -> bool {
         !matches!(self.job, Job::Verify { .. })
     }
@@ -351,7 +351,7 @@ impl Active {
         self.compare_checksum(piece, checksum(&chunk[..length]));
     }
 
-    /// The same, for a checksum that the GPU took.
+    /// Compares a checksum that the GPU took.
     pub(super) fn compare_checksum(&mut self, piece: usize, found: u32) {
         let Piece { length, checksum: expected, .. } = self.pieces[piece];
         self.bytes += u64::from(length);
@@ -377,7 +377,8 @@ impl Active {
         self.advance();
     }
 
-    /// What is wrong with a piece just read into `chunk`, if its checksum is not the expected one.
+    /// Returns the error of a piece just read into `chunk`, if its checksum is not the expected
+    /// one.
     pub(super) fn mismatch(&self, piece: usize, chunk: &DmaBuffer) -> Option<TransferError> {
         if !self.wants_bytes() {
             return None;
@@ -397,7 +398,7 @@ impl Active {
         None
     }
 
-    /// What is wrong with a piece that has this checksum, if it should have another one.
+    /// Returns the error of a piece that has this checksum, if it should have another one.
     fn unexpected(&self, piece: usize, found: u32) -> Option<TransferError> {
         let Piece { device, offset, tensor_offset, length, checksum, .. } = self.pieces[piece];
         let expected = checksum.filter(|expected| *expected != found)?;
@@ -448,9 +449,9 @@ impl Active {
         }
     }
 
-    /// From here on nothing of ours touches the memory: devices only ever see staging buffers, and
-    /// memory that is in parts or that they reach on a GPU, which they may see until the end.
-    /// Copies of a GPU are waited for, or followed by their event.
+    /// Releases the memory, which nothing of ours touches afterwards: devices only ever see staging
+    /// buffers, and memory that is in parts or that they reach on a GPU, which they may see until
+    /// the end. Copies of a GPU are waited for, or followed by their event.
     fn release(&mut self) {
         let dma = match &mut self.job {
             Job::Write { source, .. } | Job::Verify { source } => {
@@ -520,7 +521,7 @@ impl Drop for Active {
     }
 }
 
-/// What lies behind a piece's bytes in its last block is zeroes.
+/// Zeroes the bytes behind a piece's, up to the end of its last block.
 fn fill_up(chunk: &mut DmaBuffer, piece: Piece) {
     chunk[piece.length as usize..piece.extent().length.0 as usize].fill(0);
 }

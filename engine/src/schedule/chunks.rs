@@ -14,26 +14,27 @@ pub(super) struct Chunks {
 }
 
 impl Chunks {
-    /// These, for so many devices, and for what checks bytes that are on none.
+    /// Makes the pool of these chunks, for so many devices, and for what checks bytes that are on
+    /// none.
     pub(super) fn new(free: Vec<DmaBuffer>, devices: usize) -> Self {
         let shares = Shares::with_none(free.len(), devices);
         Self { free, shares }
     }
 
-    /// Whether devices that do not answer have kept all of them.
+    /// Returns whether devices that do not answer have kept all of them.
     pub(super) fn are_gone(&self) -> bool {
         self.shares.total() == 0
     }
 
-    /// Whether a piece of this device may have one now.
+    /// Returns whether a piece of this device may have one now.
     pub(super) fn may_take(&self, device: DeviceIndex, urgency: Urgency) -> bool {
         // What it is owed itself may go to any piece of it.
         let any = self.shares.own_of(device) > 0 || urgency == Urgency::Urgent;
         self.shares.left_for(device) > if any { 0 } else { self.reserve() }
     }
 
-    /// Besides what is kept for devices, only urgent pieces may take the last of them: one should
-    /// find a chunk without waiting for a device.
+    /// Returns the number of chunks for urgent pieces alone, besides what is kept for devices: one
+    /// should find a chunk without waiting for a device.
     fn reserve(&self) -> usize {
         let all = self.shares.total();
         if all >= 4 { (all / 8).max(1) } else { 0 }
@@ -46,13 +47,13 @@ impl Chunks {
         Some(chunk)
     }
 
-    /// One that a piece of this device had.
+    /// Releases a chunk that a piece of this device had.
     pub(super) fn release(&mut self, device: DeviceIndex, chunk: DmaBuffer) {
         self.free.push(chunk);
         self.shares.release(device);
     }
 
-    /// One that a piece of this device had and that never comes back.
+    /// Removes a chunk that a piece of this device had and that never comes back.
     pub(super) fn lose(&mut self, device: DeviceIndex) {
         self.shares.lose(device);
     }

@@ -9,7 +9,7 @@ use super::transfer::TransferOutcome;
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
-/// Where to tell of a transfer's end, and the tag to tell it by.
+/// Queue that is notified of a transfer's end, and the tag of the notice.
 pub type Notify = (CompletionQueue, u64);
 
 /// Ended transfers, in the order of their end. Clones are handles of the same queue.
@@ -18,7 +18,7 @@ pub struct CompletionQueue(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// How many entries there are; read without the lock.
+    /// Number of entries, read without the lock.
     attention: AtomicU32,
     entries: Mutex<Entries>,
     arrived: Condvar,
@@ -26,7 +26,7 @@ struct Inner {
 
 #[derive(Debug, Default)]
 struct Entries {
-    /// When each ended, its tag, and how it ended.
+    /// Entries: the time of each end, its tag, and its result.
     queue: VecDeque<(Instant, u64, TransferOutcome)>,
     /// Threads that sleep until an entry comes. Where there is none, waking one would still cost a
     /// system call.
@@ -67,7 +67,8 @@ impl CompletionQueue {
         }
     }
 
-    /// When the transfer ended whose entry is taken next. It may be looked at long after.
+    /// Returns the time at which the transfer ended whose entry is taken next. It may be looked at
+    /// long after.
     pub fn oldest_end(&self) -> Option<Instant> {
         if self.is_empty() {
             return None;
@@ -75,12 +76,12 @@ impl CompletionQueue {
         self.entries().queue.front().map(|(at, ..)| *at)
     }
 
-    /// How many entries wait.
+    /// Returns the number of waiting entries.
     pub fn len(&self) -> usize {
         self.0.attention.load(Ordering::Acquire) as usize
     }
 
-    /// Whether none waits.
+    /// Returns whether none waits.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

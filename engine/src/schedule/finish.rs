@@ -1,4 +1,4 @@
-//! What is to be done at a transfer's end, kept in place where it is small.
+//! Action at a transfer's end, kept in place where it is small.
 
 use std::fmt;
 
@@ -6,9 +6,8 @@ use smallbox::{SmallBox, smallbox, space::S8};
 
 use super::transfer::TransferResult;
 
-/// What became of a transfer, for whoever submitted it. Runs once, on the reactor thread, after the
-/// last device operation has ended and before the ticket turns ready. It must not wait for the
-/// reactor.
+/// Action for the result of a transfer. Runs once, on the reactor thread, after the last device
+/// operation has ended and before the ticket turns ready. It must not wait for the reactor.
 ///
 /// What it captures is kept without an allocation up to eight words.
 pub struct Finish(SmallBox<dyn Once, S8>);
@@ -33,7 +32,7 @@ impl Finish {
         Self(smallbox!(Some(finish)))
     }
 
-    /// Nothing is to be done.
+    /// Makes an action that does nothing.
     pub fn nothing() -> Self {
         Self::new(|_| ())
     }

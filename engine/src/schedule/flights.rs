@@ -1,4 +1,4 @@
-//! Which pieces are on their devices: a fixed table, and a bound for each device.
+//! Pieces on their devices: a fixed table, and a bound for each device.
 
 use crate::path::backend::Shares;
 use crate::units::DeviceIndex;
@@ -7,11 +7,11 @@ use crate::units::DeviceIndex;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PieceInFlight {
     pub(super) transfer: u64,
-    /// Which of the transfer's pieces.
+    /// Index of the transfer's piece.
     pub(super) piece: usize,
     /// The piece's device; beyond all of them, if it goes to none.
     pub(super) device: DeviceIndex,
-    /// When it was begun, in the reactor's nanoseconds.
+    /// Time of its start, in the reactor's nanoseconds.
     pub(super) began: u64,
     /// A read that is done again because its checksum did not match.
     pub(super) again: bool,
@@ -21,7 +21,7 @@ pub(super) struct PieceInFlight {
 pub(super) struct PiecesInFlight {
     held: Vec<Option<PieceInFlight>>,
     free: Vec<u32>,
-    /// Of the table, where it is too small for all devices at their bound.
+    /// Shares of the table, where it is too small for all devices at their bound.
     shares: Shares,
     /// Operations in flight, by device.
     per_device: Vec<u32>,
@@ -35,7 +35,7 @@ impl PiecesInFlight {
         Self { held, free, shares, per_device: vec![0; devices], per_device_max }
     }
 
-    /// Whether one more operation may go to `device`.
+    /// Returns whether one more operation may go to `device`.
     pub(super) fn has_room(&self, device: DeviceIndex) -> bool {
         let in_flight = self.per_device[usize::from(device.0)];
         in_flight < self.per_device_max && self.shares.left_for(device) > 0

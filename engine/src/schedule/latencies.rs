@@ -1,30 +1,30 @@
-//! How long a device takes, now and usually: one that is far off its own history is named.
+//! Latencies of a device, now and usually: one that is far off its own history is named.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A device is far off if it takes so many times as long as it usually does.
+/// Factor over its usual time from which a device is far off.
 const TIMES: u32 = 8;
-/// What is shorter is nobody's concern.
+/// Least latency that is reported.
 const NOTICED: Duration = Duration::from_millis(20);
 /// A device that has answered nothing for so long, though it was asked, is silent.
 const SILENT: Duration = Duration::from_secs(2);
 /// Operations that make a history.
 const HISTORY: u64 = 256;
 
-/// How long operations of one kind took on a device.
+/// Latency of operations of one kind on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Latency {
-    /// Over the last thousand or so.
+    /// Average over the last thousand or so.
     pub usual: Duration,
-    /// Over the last few.
+    /// Average over the last few.
     pub recent: Duration,
-    /// How many there were.
+    /// Number of operations.
     pub operations: u64,
 }
 
 impl Latency {
-    /// Whether the last ones took far longer than those before.
+    /// Returns whether the last ones took far longer than those before.
     fn is_off(&self) -> bool {
         self.operations >= HISTORY && self.recent > NOTICED && self.recent > self.usual * TIMES
     }
@@ -40,23 +40,23 @@ impl Latency {
     }
 }
 
-/// What a device's completions show.
+/// Latencies of a device's completions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceLatencies {
     /// Operations that it was given and has not answered.
     pub in_flight: u64,
-    /// How long it has answered nothing, while it had something to answer.
+    /// Time since its last response, while it had something to answer.
     pub silent: Duration,
-    /// Its reads.
+    /// The reads.
     pub reads: Latency,
-    /// Its writes.
+    /// The writes.
     pub writes: Latency,
-    /// Its flushes, which take as long as there is to flush: they tell nothing of trouble.
+    /// The flushes, which take as long as there is to flush: they tell nothing of trouble.
     pub flushes: Latency,
 }
 
 impl DeviceLatencies {
-    /// How far the device is off its own history, if it is.
+    /// Describes the deviation of the device from its own history, if it is large.
     pub fn trouble(&self) -> Option<String> {
         if self.in_flight > 0 && self.silent >= SILENT {
             let (silent, waiting) = (self.silent.as_secs_f64(), self.in_flight);
@@ -82,10 +82,10 @@ impl DeviceLatencies {
 /// One device's pulse, as its reactor thread takes it; anybody reads.
 #[derive(Debug)]
 pub(super) struct DeviceLatencyCounters {
-    /// What times below count from, in nanoseconds.
+    /// Origin of the times below, in nanoseconds.
     start: Instant,
     in_flight: AtomicU64,
-    /// When it answered last, or was first given something afterwards.
+    /// Time of its last response, or of the first operation afterwards.
     heard: AtomicU64,
     reads: LatencyCounters,
     writes: LatencyCounters,
@@ -106,8 +106,8 @@ impl DeviceLatencyCounters {
         Self { start, in_flight, heard, reads, writes, flushes }
     }
 
-    /// It was given an operation at this time. Only the reactor thread calls this, and
-    /// [`Self::answered`].
+    /// Counts an operation that was given to it at this time. Only the reactor thread calls this,
+    /// and [`Self::answered`].
     pub(super) fn asked(&self, now: u64) {
         let before = self.in_flight.load(Ordering::Relaxed);
         if before == 0 {
@@ -116,7 +116,7 @@ impl DeviceLatencyCounters {
         self.in_flight.store(before + 1, Ordering::Relaxed);
     }
 
-    /// It answered, or took nothing after all.
+    /// Counts a response, or an operation that was not taken.
     pub(super) fn answered(&self, now: u64) {
         let before = self.in_flight.load(Ordering::Relaxed);
         self.in_flight.store(before.saturating_sub(1), Ordering::Relaxed);

@@ -34,8 +34,8 @@ const TAG: u64 = 7;
 /// minutes.
 const SOME: Option<usize> = Some(3);
 
-/// Runs the model in every order, or in every one with at most so many preemptions, and says how
-/// many there were.
+/// Runs the model in every order, or in every one with at most `preemptions` preemptions, and says
+/// how many there were.
 fn explore(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     let orders = Arc::new(AtomicUsize::new(0));
     let mut builder = loom::model::Builder::new();
@@ -93,7 +93,7 @@ struct Submitted {
     memory: Arc<[u8]>,
 }
 
-/// What `Reactor::submit` does, for a write of two pieces.
+/// Submits, as `Reactor::submit` does, a write of two pieces.
 fn submit(mailbox: &Arc<Mailbox>) -> Submitted {
     let memory: Arc<[u8]> = vec![3; 2 * BYTES].into();
     let source = Source::Shared(Arc::clone(&memory));
@@ -123,7 +123,8 @@ fn submit_job(mailbox: &Arc<Mailbox>, job: Job, memory: Arc<[u8]>) -> Submitted 
 }
 
 impl Submitted {
-    /// Everybody was told of the one end, once; nothing holds the memory any more.
+    /// Checks that all listeners were notified of the one end, once; nothing holds the memory any
+    /// more.
     fn check_told_once(&self) -> TransferOutcome {
         assert_eq!(self.told.load(Ordering::Relaxed), 1, "told once");
         let (tag, outcome) = self.queue.try_pop().expect("the queue was told");

@@ -1,4 +1,4 @@
-//! How other threads reach the reactor's.
+//! Mailbox by which other threads reach the reactor's.
 
 use std::collections::VecDeque;
 use std::ops::Deref;
@@ -13,7 +13,7 @@ use crate::memory::process;
 use crate::path::Waker;
 use crate::sync::{Mutex, MutexGuard};
 
-/// Why a mailbox is closed whose thread has ended without having been asked to.
+/// The reason why a mailbox is closed whose thread has ended without having been asked to.
 const ENDED: &str = "its thread ended";
 
 /// Transfers and lists that are kept for later ones: so many at first, and at most so many after a
@@ -23,26 +23,26 @@ const SPARES_MAX: usize = 1024;
 /// Pieces that a list has room for at first; it keeps what it grows to.
 const LIST: usize = 4;
 
-/// What the reactor thread is told.
+/// Message to the reactor thread.
 pub(super) enum ReactorMessage {
     Begin(Box<Active>),
     Cancel(u64),
     Expedite(u64),
 }
 
-/// Where other threads leave commands.
+/// Mailbox for commands of other threads.
 pub(super) struct Mailbox {
     owner: u32,
     inbox: Mutex<Inbox>,
     waker: Waker,
-    /// Where the reactor takes turns with its callers.
+    /// Token by which the reactor takes turns with its callers.
     step_token: Option<StepToken>,
 }
 
 struct Inbox {
     commands: VecDeque<ReactorMessage>,
     closed: Option<String>,
-    /// When the reactor ends, whatever is in flight then.
+    /// Time at which the reactor ends, whatever is in flight then.
     ends_at: Option<Instant>,
     /// The reactor thread is gone: nobody will empty this any more.
     abandoned: bool,
@@ -68,12 +68,12 @@ impl Default for Inbox {
     }
 }
 
-/// How far a reactor is on its way to its end.
+/// Progress of a reactor towards its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Closing {
     /// No transfer is taken any more.
     pub(super) closed: bool,
-    /// It ends then, whatever is in flight.
+    /// Time of the end, whatever is in flight.
     pub(super) ends_at: Option<Instant>,
 }
 
@@ -117,7 +117,7 @@ impl Mailbox {
         self.waker.wake();
     }
 
-    /// Why no transfer would be taken now, if that is so.
+    /// Returns the reason why no transfer would be taken now, if that is so.
     pub(super) fn refusal(&self) -> Option<SubmitError> {
         if self.is_forked() {
             return Some(SubmitError::Forked);
@@ -188,7 +188,7 @@ impl Mailbox {
         inbox.closing()
     }
 
-    /// Whether the reactor has reason not to sleep.
+    /// Returns whether the reactor has reason not to sleep.
     pub(super) fn has_news(&self, known: Closing) -> bool {
         let inbox = self.inbox();
         !inbox.commands.is_empty() || inbox.closing() != known

@@ -1,4 +1,4 @@
-//! How a reactor is made, and how asking it can go wrong.
+//! Options of a reactor, and errors of its methods.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ const DEPTH_MAX: u32 = 1024;
 /// The longest piece.
 const CHUNK_MAX: ByteCount = ByteCount::gib(1);
 
-/// How a reactor is made.
+/// Options of a reactor.
 #[derive(Clone, Debug)]
 pub struct ReactorOptions {
     /// Staging memory, in bytes: what may be between memory and devices at once. Rounded down to
@@ -28,13 +28,13 @@ pub struct ReactorOptions {
     pub chunk: ByteCount,
     /// Operations in flight per device, at most.
     pub depth: u32,
-    /// Whether to try for huge pages.
+    /// True to try huge pages.
     pub huge_pages: bool,
-    /// How long stopping waits for what is in flight before it leaks the staging memory.
+    /// Time for which stopping waits for operations in flight before it leaks the staging memory.
     pub drain_timeout: Duration,
     /// The GPU whose memory transfers may name.
     pub gpu: Option<Arc<dyn GpuMemory>>,
-    /// Whether the reactor moves only while somebody waits for a ticket or calls [`Reactor::step`]:
+    /// True if the reactor moves only while somebody waits for a ticket or calls [`Reactor::step`]:
     /// for simulations, which then depend on nothing but their calls.
     ///
     /// [`Reactor::step`]: super::Reactor::step
@@ -81,9 +81,9 @@ pub enum StartError {
     /// No chunk fits into the staging memory.
     #[error("{staging} of staging memory hold no chunk of {chunk}; give it at least that much")]
     Staging {
-        /// What was given.
+        /// Size as given.
         staging: ByteCount,
-        /// What is needed.
+        /// Needed size.
         chunk: ByteCount,
     },
     /// The depth is 0 or beyond what a queue can hold.
@@ -109,12 +109,12 @@ pub enum SubmitError {
     /// A piece breaks the rules.
     #[error("piece {piece} of the transfer is invalid: {reason}")]
     Invalid {
-        /// Which one, counted from 0.
+        /// Index of the piece.
         piece: usize,
-        /// What is wrong with it.
+        /// Description of the error.
         reason: &'static str,
     },
-    /// It names memory of a GPU, and there is none.
+    /// The transfer names memory of a GPU, and there is none.
     #[error(
         "the pool was opened without a GPU, and the memory is one's: name the GPU when opening"
     )]
@@ -127,7 +127,7 @@ pub enum SubmitError {
     /// The reactor has stopped.
     #[error("the engine has stopped: {0}")]
     Stopped(String),
-    /// This process was forked from the one that opened the pool.
+    /// The process was forked from the one that opened the pool.
     #[error("the pool belongs to the process that this one was forked from; open it here")]
     Forked,
     /// A `Finish` may not wait for the thread that it runs on.
@@ -138,10 +138,10 @@ pub enum SubmitError {
 /// A blocking request did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ControlError {
-    /// It was not taken.
+    /// The transfer was not taken.
     #[error(transparent)]
     Submit(#[from] SubmitError),
-    /// It failed.
+    /// The transfer failed.
     #[error(transparent)]
     Transfer(#[from] TransferError),
 }
@@ -150,6 +150,6 @@ pub enum ControlError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{in_flight} operations never came back; their memory is leaked, not freed")]
 pub struct DrainError {
-    /// How many operations.
+    /// Number of operations.
     pub in_flight: usize,
 }

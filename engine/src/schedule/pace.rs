@@ -1,4 +1,4 @@
-//! Who decides when the reactor thread moves: itself, or in a simulation whoever waits for it.
+//! Control over the reactor thread's moves: itself, or in a simulation whoever waits for it.
 //!
 //! A stepped reactor takes turns with its callers, one of them at a time, so that a run depends on
 //! nothing but what the callers do: the same calls, the same interleaving, the same bytes.
@@ -20,7 +20,7 @@ enum Turn {
     /// The reactor rests.
     #[default]
     Resting,
-    /// It rests, and nothing moved when it handed the token back.
+    /// The thread rests, and nothing moved when it handed the token back.
     Idle,
     /// The reactor goes round its loop this many times, or until a transfer has ended.
     Running { rounds: u64, until: Option<Arc<TicketShared>> },
@@ -67,7 +67,7 @@ impl StepToken {
         self.pass(turn);
     }
 
-    /// Nobody takes turns from now on.
+    /// Ends taking turns.
     pub(super) fn release(&self) {
         let mut turn = self.turn();
         *turn = Turn::Released;

@@ -7,7 +7,7 @@ use crate::memory::{ALIGNMENT, DmaBuffer};
 #[derive(Default)]
 pub(super) struct BufferParts {
     by_piece: Vec<Option<DmaBuffer>>,
-    /// What lies behind the last piece.
+    /// Memory behind the last piece.
     rest: Option<DmaBuffer>,
 }
 
@@ -29,7 +29,7 @@ impl BufferParts {
         Ok(())
     }
 
-    /// Whether there is a buffer that was cut.
+    /// Returns whether there is a buffer that was cut.
     pub(super) fn are_there(&self) -> bool {
         !self.by_piece.is_empty()
     }
@@ -56,8 +56,8 @@ impl BufferParts {
     }
 }
 
-/// Whether the pieces cover memory from its start, each from where the one before ended to the end
-/// of a block.
+/// Returns whether the pieces cover memory from its start, each from where the one before ended to
+/// the end of a block.
 fn lie_in_whole_blocks(pieces: &[Piece], memory: u64) -> bool {
     let mut end = 0;
     let consecutive = pieces.iter().all(|piece| {

@@ -1,4 +1,4 @@
-//! Which transfers have pieces to begin on which device.
+//! Queues of transfers that have pieces to begin, by device.
 //!
 //! Each device has queues of its own, so that pieces for others pass one that is full or slow. A
 //! transfer stands in the queues of the devices that it still has pieces for, once in each, with
@@ -13,7 +13,7 @@ use crate::units::DeviceIndex;
 /// No further piece.
 const NONE: u32 = u32::MAX;
 
-/// What has to be there before a piece can be begun.
+/// Resources that a piece needs before it can be begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PieceNeeds {
     /// A chunk of staging memory.
@@ -26,14 +26,14 @@ pub(super) struct PieceNeeds {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WaitingPiece {
     pub(super) transfer: u64,
-    /// Which of the transfer's pieces.
+    /// Index of the transfer's piece.
     pub(super) piece: u32,
     pub(super) needs: PieceNeeds,
     /// Counts up with the transfers that came.
     order: u64,
 }
 
-/// Where a piece waits.
+/// Place of a waiting piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct QueuePlace {
     queue: usize,
@@ -72,7 +72,7 @@ impl Queue {
 /// The queues of all devices, and behind them one for pieces that go to none.
 pub(super) struct Queues {
     by_device: Vec<Queue>,
-    /// While links are made: the first piece of each device.
+    /// First piece of each device, while links are made.
     first: Vec<u32>,
     orders: u64,
     /// Entries in all queues of each urgency.

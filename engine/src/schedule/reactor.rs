@@ -38,8 +38,8 @@ impl Reactor {
         Self::start_one(provider, options, Staging { threads: 1, memory: None })
     }
 
-    /// As [`Self::start`], with one more thread for each of `readers`, which open data paths to the
-    /// same devices. The staging memory is shared alike.
+    /// Starts a reactor, as [`Self::start`] does, with one more thread for each of `readers`, which
+    /// open data paths to the same devices. The staging memory is shared alike.
     ///
     /// What a device has read lies in the caches of the core that moved it, or that the device's
     /// interrupt went to, and comparing it with its checksum there costs a fraction; and one core
@@ -90,13 +90,14 @@ impl Reactor {
         Ok(Self { submitter, thread, base: stats, counters, memory, readers })
     }
 
-    /// Who had best read, or verify, what begins on this device: always the same one.
+    /// Returns the reactor that reads, or verifies, what begins on this device: always the same
+    /// one.
     pub fn reader(&self, device: DeviceIndex) -> &Self {
         let threads = self.readers.len() + 1;
         (usize::from(device.0) % threads).checked_sub(1).map_or(self, |other| &self.readers[other])
     }
 
-    /// What the data path can do.
+    /// Returns the capabilities of the data path.
     pub fn capabilities(&self) -> &Capabilities {
         self.submitter.capabilities()
     }
@@ -123,7 +124,7 @@ impl Reactor {
         self.submitter.mailbox.list()
     }
 
-    /// What the reactor is made of and what it has done.
+    /// Returns the statistics of the reactor.
     pub fn stats(&self) -> ReactorStats {
         let mut devices: Vec<_> = self.counters.iter().map(DeviceCounters::snapshot).collect();
         for reader in &self.readers {
@@ -147,7 +148,7 @@ impl Reactor {
         self.submit_about(Subject::default(), transfer, urgency, notify, finish)
     }
 
-    /// As [`Self::submit`], for a transfer whose errors name what it moves.
+    /// Submits, as [`Self::submit`] does, a transfer whose errors name what it moves.
     pub fn submit_about(
         &self,
         subject: Subject,
@@ -166,7 +167,8 @@ impl Reactor {
         self.submitter.mailbox.wake();
     }
 
-    /// As [`Self::submit_about`], but a reactor that sleeps sees it only once it is roused.
+    /// Enqueues, as [`Self::submit_about`] does, but a reactor that sleeps sees the transfer only
+    /// once it is woken.
     pub(crate) fn enqueue(
         &self,
         subject: Subject,
@@ -265,8 +267,8 @@ impl Reactor {
         self.submitter.mailbox.step_token().is_none_or(|step_token| step_token.grant(rounds, None))
     }
 
-    /// Has it end at this time, or before: what is in flight then ends as stopped, and nothing more
-    /// is taken. Whoever waits for a transfer waits no longer.
+    /// Ends the reactor at this time, or before: what is in flight then ends as stopped, and
+    /// nothing more is taken. Whoever waits for a transfer waits no longer.
     pub fn end_at(&self, time: Instant) {
         self.readers.iter().for_each(|reader| reader.end_at(time));
         if !self.submitter.mailbox.is_forked() {

@@ -1,4 +1,4 @@
-//! What a reactor counts.
+//! Counters of a reactor.
 
 use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,18 +9,18 @@ use crate::memory::Backing;
 use crate::path::{Capabilities, Feature, OperationKind};
 use crate::units::ByteCount;
 
-/// What a reactor is made of, and what it has done so far.
+/// Statistics of a reactor.
 #[derive(Clone, Debug)]
 pub struct ReactorStats {
     /// The data path, as it was opened.
     pub capabilities: Capabilities,
-    /// For each better data path: why it is not that one.
+    /// Reasons, for each better data path, why it was not chosen.
     pub why_not: Vec<String>,
     /// The staging memory.
     pub staging: ByteCount,
     /// The pages that it lies on.
     pub backing: Backing,
-    /// Why not on better ones; empty when they are the best.
+    /// The reason why not on better ones; empty when they are the best.
     pub backing_why: String,
     /// The GPU whose memory transfers may name, if there is one.
     pub gpu: Option<GpuStats>,
@@ -41,18 +41,18 @@ impl ReactorStats {
 /// The GPU that a reactor copies from and to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuStats {
-    /// What it is called.
+    /// Name of the device.
     pub name: String,
-    /// Whether staging memory is page-locked for it; if not, copies bounce in its driver.
+    /// Page-locking of staging memory for it; without it, copies bounce in its driver.
     pub page_locked: Feature,
-    /// Whether it takes checksums of its own memory, to compare what is there with what was put.
+    /// Checksums that the GPU takes of its own memory, to compare what is there with what was put.
     pub checksums: Feature,
-    /// Whether the data path reaches its memory: what is put and got then never passes through the
+    /// Reach of the data path into its memory: what is put and got then never passes through the
     /// host, and the GPU takes the checksums.
     pub reached: Feature,
 }
 
-/// What went to and came from one device.
+/// Statistics of one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceStats {
     /// Reads that succeeded.
@@ -71,7 +71,7 @@ pub struct DeviceStats {
     pub checksum_retries: u64,
     /// Reads whose checksum did not match the second time either.
     pub checksum_failures: u64,
-    /// How long it takes, now and usually.
+    /// Latencies, now and usually.
     pub pulse: DeviceLatencies,
 }
 
@@ -116,7 +116,7 @@ pub(super) struct DeviceCounters {
 }
 
 impl DeviceCounters {
-    /// Of a reactor whose time counts from `start`.
+    /// Makes counters of a reactor whose time counts from `start`.
     pub(super) fn new(start: Instant) -> Self {
         Self {
             reads: AtomicU64::new(0),
@@ -136,7 +136,7 @@ impl DeviceCounters {
         self.pulse.asked(now);
     }
 
-    /// It answered one that it was given at `began`, well if that is said of a kind.
+    /// Counts the response to an operation of `began`; `well` is its kind if it succeeded.
     pub(super) fn answered(&self, began: u64, now: u64, well: Option<OperationKind>) {
         self.pulse.answered(now);
         match well {

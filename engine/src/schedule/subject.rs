@@ -1,4 +1,4 @@
-//! What a transfer moves, so that its errors can say it in words.
+//! Subject of a transfer, so that its errors can say it in words.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::layout::TensorId;
 use crate::units::DeviceIndex;
 
-/// What a transfer's memory holds. To carry it costs a transfer at most the count of a reference;
-/// words are made of it only by an error.
+/// Subject of a transfer: what its memory holds. To carry it costs a transfer at most the count of
+/// a reference; words are made of it only by an error.
 #[derive(Clone, Default)]
 pub struct Subject {
     tensor: Tensor,
@@ -34,12 +34,12 @@ impl Subject {
         Self { tensor: Tensor::Called(name.into()), first_byte: 0 }
     }
 
-    /// Something that says by itself what it is called.
+    /// Makes the subject of an object that names itself.
     pub fn named(tensor: Arc<dyn Display + Send + Sync>) -> Self {
         Self { tensor: Tensor::Named(tensor), first_byte: 0 }
     }
 
-    /// Not all of it: the bytes from this one on.
+    /// Limits the subject to the bytes from this one on.
     #[must_use]
     pub fn from_byte(self, first_byte: u64) -> Self {
         Self { first_byte, ..self }
@@ -50,7 +50,7 @@ impl Subject {
     }
 }
 
-/// What a transfer that failed was about, in words that people know.
+/// Description of a failed transfer, in words that people know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct About {
     /// The tensor, by its name if it has one. Empty where the transfer did not say.

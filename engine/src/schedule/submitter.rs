@@ -35,7 +35,7 @@ impl Submitter {
         Self { mailbox, capabilities, chunk, next_id: Arc::default() }
     }
 
-    /// What the data path can do.
+    /// Returns the capabilities of the data path.
     pub(crate) fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
@@ -75,7 +75,7 @@ impl Submitter {
         self.send(Job::Flush, subject, pieces, Urgency::Urgent, None, finish)
     }
 
-    /// Why no transfer would be taken now, if that is so.
+    /// Returns the reason why no transfer would be taken now, if that is so.
     pub(crate) fn refusal(&self) -> Option<SubmitError> {
         self.mailbox.refusal()
     }
@@ -100,7 +100,8 @@ impl Submitter {
         Ok(ticket)
     }
 
-    /// As [`Self::send`], but a reactor that sleeps sees it only once it is roused.
+    /// Enqueues, as [`Self::send`] does, but a reactor that sleeps sees the order only once it is
+    /// woken.
     pub(super) fn enqueue(&self, order: Order, pieces: Vec<Piece>) -> Result<Ticket, SubmitError> {
         if self.mailbox.is_forked() {
             return Err(SubmitError::Forked);
@@ -111,7 +112,7 @@ impl Submitter {
         Ok(Ticket::new(shared, Arc::clone(&self.mailbox)))
     }
 
-    /// Whether every piece lies within its device and within `memory` bytes.
+    /// Checks that every piece lies within its device and within `memory` bytes.
     pub(super) fn check(
         &self,
         pieces: &[Piece],

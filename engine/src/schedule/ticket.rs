@@ -23,7 +23,7 @@ pub struct Ticket {
     mailbox: Arc<Mailbox>,
 }
 
-/// What the reactor and the holder of a ticket share.
+/// State that the reactor and the holder of a ticket share.
 pub(super) struct TicketShared {
     pub(super) id: u64,
     /// The process that submitted.
@@ -37,8 +37,8 @@ pub(super) struct TicketShared {
 
 /// The memory is the caller's again.
 const RELEASED: u32 = 1;
-/// Somebody sleeps, or is about to, until that is so. Where nobody does, waking them would still
-/// cost a system call.
+/// State while a thread sleeps, or is about to, until that is so. Where nobody does, waking them
+/// would still cost a system call.
 const AWAITED: u32 = 2;
 
 struct TicketEnd {
@@ -50,7 +50,7 @@ struct TicketEnd {
     /// Threads that sleep until the end. Where there is none, waking them would still cost a system
     /// call.
     sleepers: u32,
-    /// Who else is told of the end. Those that are gone need not be.
+    /// Listeners that are notified of the end. Those that are gone need not be.
     listeners: Vec<Weak<dyn EndListener>>,
 }
 
@@ -67,7 +67,7 @@ impl Ticket {
         Self { shared, mailbox }
     }
 
-    /// How the transfer ended, or `None` while it has not.
+    /// Returns the result of the transfer, or `None` while it has not ended.
     pub fn poll(&self) -> Option<TransferOutcome> {
         // A child of fork may have inherited the lock in a locked state: the process is asked
         // first.
@@ -139,12 +139,12 @@ impl Ticket {
         end.listeners.push(listener);
     }
 
-    /// Whether the transfer is over; the parent's is, for a child of fork.
+    /// Returns whether the transfer is over; the parent's is, for a child of fork.
     pub(super) fn has_ended(&self) -> bool {
         self.shared.is_forked() || self.shared.is_ready()
     }
 
-    /// Whether the reactor takes turns with its callers.
+    /// Returns whether the reactor takes turns with its callers.
     pub(super) fn is_stepped(&self) -> bool {
         self.mailbox.step_token().is_some()
     }
@@ -167,8 +167,8 @@ impl Ticket {
         self.mailbox.send(ReactorMessage::Expedite(self.shared.id));
     }
 
-    /// Whether the transfer's memory is the caller's again. This may come before the end: a write
-    /// is done with its source when the last byte is in staging memory.
+    /// Returns whether the transfer's memory is the caller's again. This may come before the end: a
+    /// write is done with its source when the last byte is in staging memory.
     pub fn released(&self) -> bool {
         self.shared.is_released()
     }
@@ -261,7 +261,7 @@ impl Promise {
         Self(shared)
     }
 
-    /// What was promised is done.
+    /// Marks the promise as kept.
     pub(crate) fn keep(self) {
         self.0.release();
         self.0.finish(Ok(Done { bytes: 0, matched: true, waited: Duration::ZERO }), None);
@@ -302,7 +302,7 @@ impl TicketShared {
         }
     }
 
-    /// Whether the transfer is over.
+    /// Returns whether the transfer is over.
     pub(super) fn is_ready(&self) -> bool {
         self.ready.load(Ordering::Acquire)
     }

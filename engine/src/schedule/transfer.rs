@@ -1,4 +1,4 @@
-//! What is asked of the reactor, and what it returns.
+//! Requests to the reactor, and their results.
 
 use std::time::Duration;
 
@@ -13,19 +13,19 @@ use crate::units::{ByteCount, DeviceIndex};
 pub struct Piece {
     /// The device.
     pub device: DeviceIndex,
-    /// Where it begins there; a multiple of 4 KiB.
+    /// Offset on the device; a multiple of 4 KiB.
     pub offset: ByteCount,
-    /// Where its bytes lie in the source or destination: its first byte, or the first byte of its
+    /// Offset of its bytes in the source or destination: its first byte, or the first byte of its
     /// window if it has one.
     pub tensor_offset: u64,
-    /// How many bytes it holds: at least 1, at most the reactor's chunk.
+    /// Number of its bytes: at least 1, at most the reactor's chunk.
     pub length: u32,
     /// The CRC32C that these bytes should have, for reads (`None`: not checked) and for
     /// verification (which needs it).
     pub checksum: Option<u32>,
-    /// For a read that wants only some of the bytes. The checksum still covers all of them.
+    /// Range of the piece that a read wants. The checksum still covers all of them.
     pub window: Option<WantedRange>,
-    /// Where a write had best lie, on a device that can tell.
+    /// Placement of a write, on a device that can tell.
     pub placement: Option<PlacementHandle>,
 }
 
@@ -34,7 +34,7 @@ pub struct Piece {
 pub struct WantedRange {
     /// Bytes of the piece before it.
     pub skip: u32,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub take: u32,
 }
 
@@ -50,19 +50,19 @@ impl Piece {
         Self { device, offset, tensor_offset, length, checksum, window, placement }
     }
 
-    /// The same piece with the checksum that its bytes should have.
+    /// Adds the checksum that its bytes should have.
     #[must_use]
     pub const fn expecting(self, checksum: u32) -> Self {
         Self { checksum: Some(checksum), ..self }
     }
 
-    /// The same piece, to be written by this placement handle.
+    /// Adds a placement handle.
     #[must_use]
     pub const fn placed(self, placement: Option<PlacementHandle>) -> Self {
         Self { placement, ..self }
     }
 
-    /// The same piece, of which a read wants `take` bytes from byte `skip` on.
+    /// Limits a read to `take` bytes from byte `skip` on.
     #[must_use]
     pub const fn window(self, skip: u32, take: u32) -> Self {
         Self { window: Some(WantedRange { skip, take }), ..self }
@@ -87,14 +87,14 @@ pub enum Transfer {
     Write {
         /// The memory.
         source: Source,
-        /// Where it goes.
+        /// Destination pieces.
         pieces: Vec<Piece>,
     },
     /// Devices to memory.
     Read {
         /// The memory.
         destination: Destination,
-        /// Where it comes from.
+        /// Source pieces.
         pieces: Vec<Piece>,
     },
     /// Compares memory with checksums; no device is touched.
@@ -107,7 +107,7 @@ pub enum Transfer {
 }
 
 impl Transfer {
-    /// Whether its memory is a GPU's.
+    /// Returns whether the memory is a GPU's.
     pub(super) fn is_on_gpu(&self) -> bool {
         match self {
             Self::Write { source, .. } | Self::Verify { source, .. } => source.on_gpu(),
@@ -117,10 +117,10 @@ impl Transfer {
     }
 }
 
-/// How soon a transfer is needed.
+/// Urgency of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Urgency {
-    /// Somebody waits.
+    /// A caller waits.
     Urgent,
     /// Asked for ahead of time; makes way for urgent pieces.
     Ahead,
@@ -129,7 +129,7 @@ pub enum Urgency {
 /// The end of a transfer, in full.
 #[derive(Clone, Debug)]
 pub struct TransferResult<'a> {
-    /// What was done, or the first failure.
+    /// Result, or the first failure.
     pub outcome: Result<TransferDone<'a>, TransferError>,
     /// Bytes of memory that were moved or checked, on failure too.
     pub bytes: u64,
@@ -138,9 +138,11 @@ pub struct TransferResult<'a> {
 /// A transfer that ended well.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TransferDone<'a> {
-    /// For a write: the CRC32C of each piece's bytes, in the order of the pieces. Else empty.
+    /// Checksums of a write: the CRC32C of each piece's bytes, in the order of the pieces. Else
+    /// empty.
     pub checksums: &'a [u32],
-    /// For a verification: whether every checksum matched. Else true.
+    /// True if a verification found every checksum to match, and for all other transfers. Else
+    /// true.
     pub matched: bool,
 }
 
@@ -152,9 +154,10 @@ pub type TransferOutcome = Result<Done, TransferError>;
 pub struct Done {
     /// Bytes moved or checked.
     pub bytes: u64,
-    /// For a verification: whether every checksum matched. Else true.
+    /// True if a verification found every checksum to match, and for all other transfers. Else
+    /// true.
     pub matched: bool,
-    /// How long nothing of it was begun, because its bytes on the GPU were not there yet.
+    /// Time for which nothing of it was begun, because its bytes on the GPU were not there yet.
     pub waited: Duration,
 }
 
@@ -170,11 +173,11 @@ pub enum TransferError {
     Checksum {
         /// The device.
         device: DeviceIndex,
-        /// Where on it.
+        /// Offset on the device.
         offset: ByteCount,
-        /// How many bytes the checksum covers.
+        /// Number of bytes that the checksum covers.
         length: ByteCount,
-        /// Where in the tensor.
+        /// Offset in the tensor.
         tensor_offset: u64,
         /// The checksum of what was written.
         expected: u32,
@@ -189,9 +192,9 @@ pub enum TransferError {
         error.kind, error.extent, about.on(error.device), error.status, about.byte(*tensor_offset)
     )]
     Device {
-        /// Where in the tensor.
+        /// Offset in the tensor.
         tensor_offset: u64,
-        /// What the device answered.
+        /// Error of the device.
         error: DeviceError,
         /// The tensor and the device in words.
         about: Box<About>,
@@ -204,11 +207,11 @@ pub enum TransferError {
     Latched {
         /// The device.
         device: DeviceIndex,
-        /// Where on it.
+        /// Offset on the device.
         offset: ByteCount,
-        /// Where in the tensor.
+        /// Offset in the tensor.
         tensor_offset: u64,
-        /// What had failed.
+        /// Failure that came before.
         cause: DeviceError,
         /// The tensor and the device in words.
         about: Box<About>,
@@ -221,11 +224,11 @@ pub enum TransferError {
     Refused {
         /// The device.
         device: DeviceIndex,
-        /// Where on it.
+        /// Offset on the device.
         offset: ByteCount,
-        /// Where in the tensor.
+        /// Offset in the tensor.
         tensor_offset: u64,
-        /// Why.
+        /// Reason of the failure.
         reason: &'static str,
         /// The tensor and the device in words.
         about: Box<About>,
@@ -233,9 +236,9 @@ pub enum TransferError {
     /// A copy from or to the GPU failed.
     #[error("{} could not be copied between the GPU and staging memory: {reason}", about.byte(*tensor_offset))]
     Gpu {
-        /// Where in the tensor.
+        /// Offset in the tensor.
         tensor_offset: u64,
-        /// What the GPU's driver answered.
+        /// Error of the GPU's driver.
         reason: String,
         /// The tensor in words.
         about: Box<About>,
@@ -243,7 +246,7 @@ pub enum TransferError {
     /// A transfer that is not the reactor's, between a GPU and host memory, failed.
     #[error("{reason}")]
     HostMemory {
-        /// What happened, and to which bytes.
+        /// Description of the failure, and the bytes.
         reason: String,
     },
     /// The ticket was cancelled in time.
@@ -252,7 +255,7 @@ pub enum TransferError {
     /// The reactor stopped before the transfer was done.
     #[error("the engine stopped before the transfer was done: {reason}")]
     Stopped {
-        /// Why it stopped.
+        /// The reason why it stopped.
         reason: String,
     },
     /// The transfer belongs to the process that this one was forked from.
@@ -263,7 +266,7 @@ pub enum TransferError {
 }
 
 impl TransferError {
-    /// Why a path refused a piece; `None` if it was only full.
+    /// Returns the reason why a path refused a piece; `None` if it was only full.
     pub(super) fn refused(reason: Refusal, piece: Piece) -> Option<Self> {
         let Piece { device, offset, tensor_offset, .. } = piece;
         let about = Box::default();
@@ -290,8 +293,8 @@ impl TransferError {
         Self::Gpu { tensor_offset, reason, about: Box::default() }
     }
 
-    /// The same, of a transfer of this to or from one of these devices: says which tensor and which
-    /// path, and where in the tensor, not in the transfer's memory.
+    /// Completes the error of a transfer of this to or from one of these devices: says which tensor
+    /// and which path, and where in the tensor, not in the transfer's memory.
     pub(super) fn named(mut self, subject: &Subject, devices: &[DeviceCapabilities]) -> Self {
         let (device, tensor_offset, about) = match &mut self {
             Self::Checksum { device, tensor_offset, about, .. }

@@ -24,28 +24,28 @@ use crate::path::{Action, Completion, DataPath, Operation, PathProvider};
 use crate::units::{ByteCount, DeviceIndex};
 use gpu::OnGpu;
 
-/// What the starter of a reactor gets from its thread.
+/// Results of a started reactor, which its thread sends.
 pub(super) struct StartedReactor {
     pub(super) mailbox: Arc<Mailbox>,
     pub(super) stats: ReactorStats,
     pub(super) counters: Arc<[DeviceCounters]>,
-    /// What is not staging memory is for callers.
+    /// Memory for callers, besides staging memory.
     pub(super) memory: DmaPool,
 }
 
-/// Where a worker's staging memory comes from.
+/// Origin of a worker's staging memory.
 pub(super) struct Staging {
-    /// So many threads share it alike.
+    /// Number of threads that share it alike.
     pub(super) threads: usize,
-    /// Where it has been mapped already.
+    /// Memory, if it has been mapped already.
     pub(super) memory: Option<DmaPool>,
 }
 
-/// Everything the reactor thread owns. Fields drop in this order: when the thread panics, nothing
+/// State that the reactor thread owns. Fields drop in this order: when the thread panics, nothing
 /// more is taken, then transfers end before the path, which leaks what devices may still touch.
 pub(super) struct Worker {
     _refuse: Refuse,
-    /// Nobody hears of a transfer's end while the GPU still copies from or to its memory.
+    /// Transfers on the GPU; none ends while the GPU still copies from or to its memory.
     on_gpu: OnGpu,
     transfers: FxHashMap<u64, Box<Active>>,
     /// Transfers that have ended since the mailbox was emptied last.
@@ -58,13 +58,14 @@ pub(super) struct Worker {
     full: Vec<bool>,
     /// Read, and not yet compared with their checksums.
     unchecked: VecDeque<(PieceInFlight, DmaBuffer)>,
-    /// To be read once more.
+    /// Pieces that are read once more.
     again: VecDeque<(PieceInFlight, Action)>,
     chunks: Chunks,
     completions: Vec<Completion>,
     counters: Arc<[DeviceCounters]>,
     start: Instant,
-    /// When this round began, in nanoseconds since then. In a stepped reactor there is no time.
+    /// Time at which this round began, in nanoseconds since the start. In a stepped reactor there
+    /// is no time.
     now: u64,
     /// Rounds since then.
     rounds: u32,
@@ -73,16 +74,16 @@ pub(super) struct Worker {
     path: Box<dyn DataPath>,
 }
 
-/// What beginning the next piece came to.
+/// Result of beginning the next piece.
 #[derive(PartialEq)]
 enum BeginResult {
-    /// Nothing can be begun now.
+    /// Nothing: no piece can be begun now.
     Nothing,
-    /// Nothing was, as the path takes no more for a device.
+    /// None was begun, as the path takes no more for a device.
     Passed,
-    /// Something was, at hardly any cost.
+    /// Light: a piece was begun at hardly any cost.
     Light,
-    /// Something was, and it took the time of a copy: others should have a look in.
+    /// Heavy: a piece was begun, and it took the time of a copy: others should have a look in.
     Heavy,
 }
 
@@ -381,7 +382,8 @@ impl Worker {
         })
     }
 
-    /// As [`Self::launch`], but hands the buffer of what was not taken out.
+    /// Launches, as [`Self::launch`] does, but hands back the buffer of an operation that was not
+    /// taken.
     fn offer(
         &mut self,
         flight: PieceInFlight,

@@ -1,4 +1,4 @@
-//! What the tests of pools on real files share.
+//! Helpers that the tests of pools on real files share.
 
 use std::path::PathBuf;
 

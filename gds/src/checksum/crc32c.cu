@@ -19,7 +19,8 @@ constexpr unsigned POLYNOMIAL = 0x82F63B78u, ONE = 0x80000000u;
 constexpr unsigned THREADS = 128, WARP = 32, VECTOR = 16, ROW = THREADS * VECTOR;
 // Rows that are read at once, so that many reads are on their way.
 constexpr unsigned BATCH = 8;
-// What is shorter is taken for as long, with zeros behind its bytes, so that there is room for the ones.
+// Least size that the kernel reads: shorter data counts as this long, with zeros behind its bytes, so that there is
+// room for the ones.
 constexpr unsigned SHORTEST = 4;
 
 __device__ constexpr unsigned times_x(unsigned a) { return (a >> 1) ^ ((a & 1u) ? POLYNOMIAL : 0u); }
@@ -47,7 +48,7 @@ __device__ constexpr unsigned past(unsigned long long bytes) {
     return power;
 }
 
-// What a block needs of powers, made when this is compiled.
+// Powers that a block needs, made when this is compiled.
 struct alignas(16) Powers {
     // For each byte of a word, and each value of it: that, moved past a row.
     unsigned byte_past_row[4][256];
@@ -100,7 +101,7 @@ struct Unit {
     const unsigned char *bytes;
     unsigned size;
 
-    // Whether whoever reads from `begin` to `end` reads the unit's bytes as they are, and no others.
+    // True if whoever reads from `begin` to `end` reads the unit's bytes as they are, and no others.
     __device__ bool is_plain(long long begin, long long end) const { return begin >= SHORTEST && end <= size; }
 
     __device__ uint4 plain_at(long long at) const { return *reinterpret_cast<const uint4 *>(bytes + at); }
@@ -126,7 +127,7 @@ __device__ unsigned word_past_row(const unsigned (*tables)[256], unsigned word) 
     return low ^ tables[2][word >> 16 & 0xffu] ^ tables[3][word >> 24];
 }
 
-// Past a row, and the next row's words added.
+// Shifts the words past a row, and adds the words of the next row.
 __device__ void add_row(const unsigned (*tables)[256], uint4 &words, uint4 next) {
     words.x = word_past_row(tables, words.x) ^ next.x;
     words.y = word_past_row(tables, words.y) ^ next.y;
@@ -144,7 +145,7 @@ __device__ void read_rows(uint4 (&ahead)[BATCH], const Unit &unit, long long row
     }
 }
 
-// Adds them.
+// Adds rows of words.
 __device__ void add_rows(const unsigned (*tables)[256], uint4 &words, const uint4 (&ahead)[BATCH], unsigned left) {
 #pragma unroll
     for (unsigned next = 0; next < BATCH; next++)
@@ -165,7 +166,8 @@ __device__ unsigned one_word(uint4 words) {
     return multiply(multiply(multiply(words.x, past_word) ^ words.y, past_word) ^ words.z, past_word) ^ words.w;
 }
 
-// Past the rest of a row behind this thread's vector, and `rows`, and back by `zeros` bytes.
+// Returns the weight of a place past the rest of a row behind this thread's vector, and `rows`, and back by `zeros`
+// bytes.
 __device__ unsigned weight_of(unsigned rows, unsigned zeros) {
     unsigned weight = POWERS.past_vectors[threadIdx.x];
 #pragma unroll 1

@@ -31,7 +31,7 @@ const PART: u32 = 16 << 10;
 /// Blocks of a unit, at most.
 const PARTS_MAX: u32 = 64;
 
-/// In how many parts the kernel takes the checksum of each unit of so many bytes.
+/// Returns the number of parts in which the kernel takes the checksum of each unit of `unit` bytes.
 #[must_use]
 pub const fn parts_of(unit: u32) -> u32 {
     let parts = unit.div_ceil(PART);
@@ -63,7 +63,7 @@ unsafe impl Sync for LoadedKernel {}
 static LOADED: PerProcess<Mutex<Vec<Crc32c>>> = PerProcess::new(|| Mutex::new(Vec::new()));
 
 impl Crc32c {
-    /// Loads it, where that was not done before.
+    /// Loads the kernel, where that was not done before.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
         let mut loaded = LOADED.get().lock().unwrap_or_else(PoisonError::into_inner);
         let known = loaded.iter().find(|kernel| kernel.0.gpu.ordinal() == gpu.ordinal());
@@ -146,9 +146,9 @@ pub(crate) fn sum_of(words: &HostWords, first: u32, parts: u32) -> u32 {
 /// happened.
 pub struct Checksums {
     kernel: Crc32c,
-    /// For each place as many as a checksum can have parts.
+    /// Words of each place, as many as a checksum can have parts.
     words: HostWords,
-    /// For each place how many parts the checksum has that was begun last.
+    /// Number of parts, for each place, of the checksum that was begun last.
     parts: Vec<Cell<u32>>,
 }
 
@@ -181,7 +181,7 @@ impl Checksums {
         unsafe { self.kernel.launch(stream, data, length.into(), length, words) }
     }
 
-    /// What was found last in a place.
+    /// Returns the last checksum of a place.
     #[must_use]
     pub fn taken(&self, place: u32) -> u32 {
         sum_of(&self.words, place * PARTS_MAX, self.parts[place as usize].get())

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::ptx::{Module, Region};
 use super::{PTX, THREADS, parts_of};
 
-/// Where the bytes begin in the GPU's memory; a launch may begin further on.
+/// Address of the bytes in the GPU's memory; a launch may begin further on.
 const DATA: u64 = 0x1_0000_0000;
 const WORDS: u64 = 0x2_0000_0000;
 
@@ -16,7 +16,8 @@ impl Kernel {
         Self(Module::parse(PTX))
     }
 
-    /// With something else in the place of the PTX that comes first, and what is then said.
+    /// Returns the error message of a module in which `new` replaces `old` in the PTX that comes
+    /// first.
     fn complaint(old: &str, new: &str) -> String {
         assert!(PTX.contains(old), "there is no {old}");
         let check = || {

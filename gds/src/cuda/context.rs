@@ -1,5 +1,5 @@
-//! Which GPU a thread's calls mean: borrowed for a call and given back, for the framework beside us
-//! counts on its own.
+//! Current GPU of a thread: borrowed for a call and given back, for the framework beside us counts
+//! on its own.
 
 use std::marker::PhantomData;
 
@@ -11,9 +11,9 @@ use super::{CudaError, Gpu};
 /// from, or in none.
 #[derive(Debug)]
 pub struct Entered<'a> {
-    /// What the thread was in, where that was another.
+    /// Previous context of the thread, if it was another.
     before: Option<sys::CUcontext>,
-    /// What captures of graphs had forbidden the thread.
+    /// Previous capture mode of the thread.
     mode: sys::CUstreamCaptureMode,
     /// The context stays open, and this on its thread.
     _gpu: PhantomData<(&'a Gpu, *const ())>,

@@ -75,7 +75,7 @@ impl HostMemory {
         self.length
     }
 
-    /// Where `length` bytes from `offset` on are.
+    /// Returns the address of `length` bytes from `offset` on.
     pub(crate) fn at(&self, offset: usize, length: usize) -> NonNull<u8> {
         let end = offset.checked_add(length);
         assert!(end.is_some_and(|end| end <= self.length), "a range beyond its host memory");
@@ -103,19 +103,19 @@ impl HostWords {
         Ok(Self(HostMemory::new(gpu, count.max(1) as usize * size_of::<u32>())?))
     }
 
-    /// How many there are.
+    /// Returns the number of words.
     pub(crate) fn count(&self) -> usize {
         self.0.len() / size_of::<u32>()
     }
 
-    /// Where kernels find a word.
+    /// Returns the address of a word for kernels.
     pub(crate) fn address(&self, word: u32) -> DevicePointer {
         // Addresses are unified on every 64-bit system.
         DevicePointer(self.place(word) as u64)
     }
 
-    /// What a word holds. What a kernel put there is seen once an event behind the kernel has
-    /// happened.
+    /// Returns the value of a word. What a kernel put there is seen once an event behind the kernel
+    /// has happened.
     pub(crate) fn read(&self, word: u32) -> u32 {
         // SAFETY: within the allocation, aligned as that is, and read as memory that others write.
         unsafe { self.place(word).read_volatile() }

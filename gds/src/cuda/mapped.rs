@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 
 use super::{CudaError, DevicePointer, Gpu};
 
-/// What the driver returns where a GPU has no memory left.
+/// Error code of the driver for a GPU without free memory.
 const NO_MEMORY: i32 = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as i32;
 
 /// Reserved addresses of a GPU, and the memory that is mapped there now: of granules, each of which
@@ -17,7 +17,7 @@ pub struct VirtualMemory {
     gpu: Arc<Gpu>,
     base: DevicePointer,
     granule: usize,
-    /// Whether memory is mapped, of each granule.
+    /// True if memory is mapped, of each granule.
     mapped: Vec<bool>,
 }
 
@@ -58,17 +58,17 @@ impl VirtualMemory {
         &self.gpu
     }
 
-    /// Where it begins.
+    /// Returns the start address.
     pub fn base(&self) -> DevicePointer {
         self.base
     }
 
-    /// How many bytes have addresses.
+    /// Returns the number of bytes that have addresses.
     pub fn len(&self) -> usize {
         self.mapped.len() * self.granule
     }
 
-    /// Whether none has.
+    /// Returns whether none has.
     pub fn is_empty(&self) -> bool {
         self.mapped.is_empty()
     }
@@ -163,7 +163,7 @@ impl VirtualMemory {
 }
 
 impl Drop for VirtualMemory {
-    /// As for all memory of a GPU, nothing that was launched uses it any more.
+    /// Frees the memory, which no launched work uses any more, as for all memory of a GPU.
     fn drop(&mut self) {
         let gpu = Arc::clone(&self.gpu);
         if let Ok(_entered) = gpu.enter() {

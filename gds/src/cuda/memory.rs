@@ -11,7 +11,7 @@ use super::{CudaError, Gpu};
 pub struct DevicePointer(pub u64);
 
 impl DevicePointer {
-    /// So many bytes further on.
+    /// Returns the pointer `bytes` further on.
     #[must_use]
     pub fn offset(self, bytes: u64) -> Self {
         Self(self.0 + bytes)
@@ -26,7 +26,7 @@ const PAGE: usize = 64 << 10;
 #[derive(Debug)]
 pub struct DeviceMemory {
     gpu: Arc<Gpu>,
-    /// What the driver gave, and gets back.
+    /// Address that the driver returned, for freeing.
     allocated: DevicePointer,
     base: DevicePointer,
     length: usize,
@@ -53,17 +53,17 @@ impl DeviceMemory {
         Ok(memory)
     }
 
-    /// Where it begins.
+    /// Returns the start address.
     pub fn base(&self) -> DevicePointer {
         self.base
     }
 
-    /// How many bytes it has.
+    /// Returns the size in bytes.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether it has none.
+    /// Returns whether the device memory has none.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
@@ -73,8 +73,8 @@ impl DeviceMemory {
         &self.gpu
     }
 
-    /// Has copies that the host waits for be over when their call returns, also those within the
-    /// GPU, as memory wants it that other devices reach.
+    /// Makes synchronous copies complete before their call returns, also those within the GPU:
+    /// required for memory shared by peer DMA.
     pub(crate) fn synchronize_copies(&self) -> Result<(), CudaError> {
         let (on, attribute) = (1_u32, sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS);
         let _entered = self.gpu.enter()?;

@@ -5,8 +5,8 @@ use std::ffi::{CStr, c_char, c_int};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use tidelog_engine::memory::process::PerProcess;
 
-/// As the header has it, but for the number: one that is newer than our headers is no value of
-/// their type.
+/// Function type of the header, but for the number: one that is newer than our headers is no value
+/// of their type.
 type GetName = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
 
 /// CUDA's name for a number, where its driver is loaded and knows it.

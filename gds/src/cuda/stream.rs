@@ -27,7 +27,7 @@ impl Event {
         Self::with(gpu, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32)
     }
 
-    /// The same, for a thread that sleeps until it has happened.
+    /// Makes an event for a thread that sleeps until it has happened.
     pub(crate) fn awaited(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
         let flags = [
             sys::CUevent_flags::CU_EVENT_DISABLE_TIMING,
@@ -46,13 +46,14 @@ impl Event {
         Ok(Self { gpu: Arc::clone(gpu), event })
     }
 
-    /// Moves it behind everything that was put into `stream` so far.
+    /// Moves the event behind everything that was put into `stream` so far.
     pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
         // SAFETY: the event is open.
         unsafe { stream.record_raw(self.as_raw()) }
     }
 
-    /// Whether it has happened. An error is the error of anything that came before it.
+    /// Returns whether the event has happened. An error is the error of anything that came before
+    /// it.
     pub fn has_happened(&self) -> Result<bool, CudaError> {
         let _entered = self.gpu.enter()?;
         // SAFETY: the handle is open.
@@ -88,7 +89,7 @@ impl fmt::Debug for Event {
     }
 }
 
-/// Whether an event has happened.
+/// Returns whether an event has happened.
 ///
 /// # Safety
 /// It is open.
@@ -118,7 +119,7 @@ impl Stream {
         Self::made(gpu, || result::stream::create(result::stream::StreamKind::NonBlocking))
     }
 
-    /// The same, whose kernels get what becomes free of the GPU before those of other streams.
+    /// Makes a stream whose kernels get what becomes free of the GPU before those of other streams.
     pub(crate) fn of_highest_priority(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
         Self::made(gpu, || {
             let (_, highest) = result::stream::get_priority_range()?;
@@ -135,13 +136,13 @@ impl Stream {
         Ok(Self { gpu: Arc::clone(gpu), stream })
     }
 
-    /// What comes after in this stream waits for `event`; the host does not.
+    /// Makes the stream wait for `event` before what comes next; the host does not.
     pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
         // SAFETY: the event is open.
         unsafe { self.wait_for_raw(event.as_raw()) }
     }
 
-    /// The same, for an event that a framework made.
+    /// Makes the stream wait for an event that a framework made.
     ///
     /// # Safety
     /// `event` is the handle of an open event.
@@ -164,7 +165,7 @@ impl Stream {
             .map_err(CudaError::of("record an event"))
     }
 
-    /// Whether an event that a framework made has happened.
+    /// Returns whether an event that a framework made has happened.
     ///
     /// # Safety
     /// `event` is the handle of an open event.

@@ -14,17 +14,17 @@ use super::registered::RegisteredFile;
 use super::sys;
 use crate::cuda::DevicePointer;
 
-/// How long a batch that was cancelled may tell nothing until it counts as one that never will.
-/// What it still has then is lost, not ended: an SSD may have it.
+/// Time for which a cancelled batch may report nothing until it counts as lost. What it still has
+/// then is lost, not ended: an SSD may have it.
 const SILENCE: Duration = Duration::from_millis(100);
 
 /// A batch was not submitted as a whole.
 #[derive(Debug)]
 pub(crate) enum BatchSubmitError {
-    /// Nothing of it happened.
+    /// The batch was refused: nothing of it happened.
     Refused(CuFileError),
-    /// Some of it may be on its way: the batch tells of that, or falls
-    /// [silent](CuFileBatch::is_silent).
+    /// The batch was refused in part: some of it may be on its way: the batch tells of that, or
+    /// falls [silent](CuFileBatch::is_silent).
     InPart(CuFileError),
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct CuFileBatch {
     capacity: usize,
     /// The cookies of entries that were submitted and have not ended.
     outstanding: Vec<u32>,
-    /// Where entries may never end: since when it has told of none.
+    /// Start of a batch's silence, where its entries may never end.
     silent_since: Option<Instant>,
 }
 
@@ -94,12 +94,13 @@ impl CuFileBatch {
         })
     }
 
-    /// Whether nothing of it is on its way, so that it may be filled.
+    /// Returns whether nothing of it is on its way, so that it may be filled.
     pub(crate) fn is_idle(&self) -> bool {
         self.outstanding.is_empty()
     }
 
-    /// Whether it will not tell what became of its [outstanding](Self::outstanding) entries.
+    /// Returns whether the cu file batch will not tell what became of its
+    /// [outstanding](Self::outstanding) entries.
     pub(crate) fn is_silent(&self) -> bool {
         !self.is_idle() && self.silent_since.is_some_and(|since| since.elapsed() >= SILENCE)
     }
@@ -109,7 +110,7 @@ impl CuFileBatch {
         &self.outstanding
     }
 
-    /// Whether another entry fits.
+    /// Returns whether another entry fits.
     pub(crate) fn has_room(&self) -> bool {
         self.entries.len() < self.capacity
     }

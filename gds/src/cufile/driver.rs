@@ -13,20 +13,20 @@ use super::library::{CuFileLibrary, NoLibrary};
 use super::sys;
 use crate::cuda::{CudaError, Gpu};
 
-/// Whether cuFile may go through host memory where there is no direct way.
+/// Permission for cuFile to go through host memory where there is no direct way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compat {
-    /// It may not: what cannot go directly fails.
+    /// Compat mode is forbidden: what cannot go directly fails.
     #[default]
     Forbidden,
-    /// It was asked for by name.
+    /// Compat mode was named.
     Named,
 }
 
 /// cuFile cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DriverOpenError {
-    /// There is no library.
+    /// The library is missing.
     #[error(transparent)]
     NoLibrary(#[from] NoLibrary),
     /// The GPU's context could not be entered, without which it is not opened.
@@ -35,27 +35,27 @@ pub enum DriverOpenError {
     /// The library answered.
     #[error(transparent)]
     Call(#[from] CuFileError),
-    /// There is no direct way, and no other was asked for.
+    /// The driver has no direct way, and no other was asked for.
     #[error(
         "cuFile has no direct way to an NVMe SSD here ({why}); load nvidia-fs, or turn on PCI peer-to-peer DMA \
          (use_pci_p2pdma in cufile.json, kernel 6.2 or newer), or ask for compat mode by name"
     )]
     NotDirect {
-        /// What the driver said.
+        /// Reason of the driver.
         why: String,
     },
-    /// Nobody asked for compat mode, and cuFile may take it all the same.
+    /// The driver may use compat mode though it was not asked to.
     #[error(
         "cuFile may go through host memory here without being asked: its compat mode is allowed ({why}); {advice}, or ask \
          for compat mode by name"
     )]
     CompatAllowed {
-        /// Who allowed it.
+        /// Setting that allows it.
         why: &'static str,
-        /// What forbids it.
+        /// Setting that forbids it.
         advice: &'static str,
     },
-    /// It does no batches.
+    /// The driver does no batches.
     #[error("this cuFile does no batches ({0}); use the one of CUDA 12.2 or newer")]
     NoBatches(CuFileError),
 }
@@ -67,9 +67,9 @@ static USERS: PerProcess<Mutex<Users>> =
 
 pub(super) struct Users {
     pub(super) count: usize,
-    /// Whether we opened it, rather than the framework beside us.
+    /// True if we opened it, rather than the framework beside us.
     pub(super) ours: bool,
-    /// What the first of them asked for, which holds until the last has gone.
+    /// Compat mode that the first user asked for, which holds until the last has gone.
     pub(super) compat: Compat,
 }
 
@@ -131,7 +131,7 @@ impl Driver {
         }
     }
 
-    /// What it said when it was opened.
+    /// Returns the driver's properties, as reported when it was opened.
     pub fn facts(&self) -> &DriverInfo {
         &self.facts
     }
@@ -140,7 +140,7 @@ impl Driver {
         &self.library
     }
 
-    /// Whether this process opened it. Its child by `fork` did not, and must not call it.
+    /// Returns whether this process opened it. Its child by `fork` did not, and must not call it.
     pub(super) fn is_ours(&self) -> bool {
         self.process == std::process::id()
     }
@@ -169,8 +169,8 @@ impl fmt::Debug for Driver {
     }
 }
 
-/// What an open that failed means: without compat mode the library does not open where there is no
-/// direct way.
+/// Explains a failed open: without compat mode the library does not open where there is no direct
+/// way.
 fn not_opened(error: CuFileError, compat: Compat) -> DriverOpenError {
     match error {
         CuFileError::Call { code, .. }

@@ -1,4 +1,4 @@
-//! What cuFile returns, with its codes and CUDA's.
+//! Errors of cuFile, with its codes and CUDA's.
 
 use tidelog_engine::library::ErrorLibrary;
 use tidelog_engine::path::Status;
@@ -16,15 +16,15 @@ pub enum CuFileError {
     /// A call failed.
     #[error("cuFile could not {what}: error {code} ({})", name_of(*.code))]
     Call {
-        /// What was asked of it.
+        /// Call that failed.
         what: String,
-        /// Its number.
+        /// The number.
         code: i32,
     },
     /// A call failed in CUDA.
     #[error("cuFile could not {what}: CUDA error {code} ({})", cuda::name_of(*.code))]
     Cuda {
-        /// What was asked of it.
+        /// Call that failed.
         what: String,
         /// CUDA's number.
         code: i32,
@@ -52,7 +52,7 @@ impl CuFileError {
         }
     }
 
-    /// The same, of a caller's memory, with what it may be that was refused.
+    /// Adds to an error of a caller's memory, with what it may be that was refused.
     pub(crate) fn of_callers_memory(mut self) -> Self {
         if let Self::Call { what, .. } | Self::Cuda { what, .. } = &mut self {
             *what += " of the caller's (memory of cuMemMap, as PyTorch's expandable segments are, may not be registered; \
@@ -61,7 +61,7 @@ impl CuFileError {
         self
     }
 
-    /// As the status of an operation.
+    /// Returns the error as the status of an operation.
     pub fn status(&self) -> Status {
         match self {
             Self::Call { code, .. } => status_of_code(*code),
@@ -75,7 +75,7 @@ fn status_of_code(code: i32) -> Status {
     Status::ErrorLibrary { library: &CUFILE, code }
 }
 
-/// What one entry of a batch came to: the bytes moved, or why not.
+/// Converts one entry of a batch: the bytes moved, or why not.
 pub(crate) fn entry_result(event: &sys::BatchEvent) -> Option<Result<u32, Status>> {
     match event.status {
         sys::STATUS_WAITING | sys::STATUS_PENDING => None,
@@ -91,9 +91,9 @@ pub(crate) fn entry_result(event: &sys::BatchEvent) -> Option<Result<u32, Status
     }
 }
 
-/// What a transfer answered: bytes, a negative errno, or a negative code of cuFile.
+/// Converts the result of a transfer: bytes, a negative errno, or a negative code of cuFile.
 pub(crate) fn transfer_result(answer: isize) -> Result<u32, Status> {
-    /// Where cuFile's own numbers begin (`CUFILEOP_BASE_ERR`).
+    /// Offset of cuFile's own numbers (`CUFILEOP_BASE_ERR`).
     const OWN: i32 = 5000;
     if let Ok(moved) = u32::try_from(answer) {
         return Ok(moved);

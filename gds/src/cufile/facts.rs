@@ -1,4 +1,4 @@
-//! What the driver says of itself: the mode in force above all, of which nothing is guessed.
+//! Properties of the driver: the mode in force above all, of which nothing is guessed.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,19 +8,19 @@ use super::error::CuFileError;
 use super::library::CuFileLibrary;
 use super::sys;
 
-/// How cuFile moves bytes.
+/// Mode in which cuFile moves bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Directly, by the kernel module nvidia-fs of this version.
     NvidiaFs {
-        /// Its first number.
+        /// The first number.
         major: u32,
-        /// Its second.
+        /// The second.
         minor: u32,
     },
     /// Directly, by the kernel's own peer-to-peer DMA.
     PeerToPeer,
-    /// Through a buffer in host memory, with POSIX calls: correct, and slower.
+    /// Compat mode: through a buffer in host memory, with POSIX calls: correct, and slower.
     Compat,
 }
 
@@ -34,10 +34,10 @@ impl fmt::Display for Mode {
     }
 }
 
-/// What the driver said when it was opened.
+/// Properties of the driver, as reported when it was opened.
 #[derive(Clone, Debug)]
 pub struct DriverInfo {
-    /// How bytes move.
+    /// Mode in which bytes move.
     pub mode: Mode,
     /// The library's file.
     pub library: PathBuf,
@@ -95,7 +95,7 @@ fn parameter_of(library: &CuFileLibrary, parameter: u32) -> Option<bool> {
     (answer.code == 0).then_some(value)
 }
 
-/// Whether NVMe goes by peer-to-peer DMA, from a library that has a call to tell.
+/// Returns whether NVMe goes by peer-to-peer DMA, from a library that has a call to tell.
 fn peer_to_peer(library: &CuFileLibrary) -> Option<bool> {
     let get = library.functions.get_p2p_flags.as_ref().ok()?;
     let mut flags = 0;
@@ -104,7 +104,7 @@ fn peer_to_peer(library: &CuFileLibrary) -> Option<bool> {
     (answer.code == 0).then_some(flags & (1 << sys::P2PDMA) != 0)
 }
 
-/// Why compat mode is allowed although whoever opens forbids it.
+/// Returns the reason why compat mode is allowed although whoever opens forbids it.
 fn why_allowed(library: &CuFileLibrary, users: &Users) -> DriverOpenError {
     const CONFIGURE: &str =
         "set allow_compat_mode to false in cufile.json (CUFILE_ENV_PATH_JSON names the file)";

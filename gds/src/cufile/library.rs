@@ -1,4 +1,4 @@
-//! Where cuFile's library lives, and its functions.
+//! Location and functions of cuFile's library.
 //!
 //! It comes with CUDA, and as a Python package that `PyTorch` depends on; neither puts it where
 //! every loader looks.
@@ -13,7 +13,7 @@ use super::error::CuFileError;
 use super::sys;
 use crate::loading::{self, Loaded, children, functions, present};
 
-/// What the file is called.
+/// Names of the library's file.
 const NAMES: [&str; 2] = ["libcufile.so.0", "libcufile.so"];
 
 /// cuFile's library could not be opened.
@@ -26,7 +26,7 @@ pub struct NoLibrary {
 
 /// cuFile's library.
 pub struct CuFileLibrary {
-    /// Its functions.
+    /// The functions.
     pub(super) functions: Functions,
     /// Last, since the functions are in it.
     loaded: Loaded,
@@ -55,7 +55,7 @@ impl CuFileLibrary {
         self.functions.missing()
     }
 
-    /// Its version, as in 1.15, where it tells.
+    /// Returns the version, as in 1.15, where it tells.
     pub fn version(&self) -> Option<(u32, u32)> {
         let get = self.functions.get_version.as_ref().ok()?;
         let mut version: c_int = 0;
@@ -73,8 +73,9 @@ impl fmt::Debug for CuFileLibrary {
     }
 }
 
-/// Where it may be, in the order of trying: where the loader looks, CUDA, and Python's packages: of
-/// the environment that is active, and of the `PyTorch` that is loaded in this process.
+/// Returns the paths of the library to try, in order: where the loader looks, CUDA, and Python's
+/// packages: of the environment that is active, and of the `PyTorch` that is loaded in this
+/// process.
 fn candidates(environment: &dyn Fn(&str) -> Option<OsString>, maps: &str) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = NAMES.iter().map(PathBuf::from).collect();
     let mut roots: Vec<PathBuf> = ["CUDA_HOME", "CUDA_PATH"]

@@ -1,4 +1,4 @@
-//! Where cuFile writes its log: into the current folder, unless it is told otherwise. Only the
+//! Location of cuFile's log: into the current folder, unless it is told otherwise. Only the
 //! environment and its configuration tell it: 1.17 takes no notice of `cuFileSetParameterString`.
 
 use std::ffi::OsString;

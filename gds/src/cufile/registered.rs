@@ -1,4 +1,4 @@
-//! What cuFile has been told of: files and GPU memory, each given back on drop.
+//! Registrations with cuFile: files and GPU memory, each given back on drop.
 
 use std::ffi::c_void;
 use std::fs::File;

@@ -4,7 +4,8 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-/// What every call returns: cuFile's code, and CUDA's where that one is [`CUDA_DRIVER_ERROR`].
+/// Error that every call returns: cuFile's code, and CUDA's where that one is
+/// [`CUDA_DRIVER_ERROR`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Error {
@@ -68,11 +69,11 @@ pub(crate) const OPAQUE_DESCRIPTOR: c_uint = 1;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Properties {
-    /// Of nvidia-fs, if it is loaded.
+    /// Major version of nvidia-fs, if it is loaded.
     pub(crate) major: c_uint,
-    /// Of nvidia-fs.
+    /// Minor version of nvidia-fs.
     pub(crate) minor: c_uint,
-    /// In KiB.
+    /// Threshold in KiB.
     pub(crate) poll_threshold: usize,
     /// The longest transfer that is not split, in KiB.
     pub(crate) direct_io_max: usize,
@@ -82,9 +83,9 @@ pub(crate) struct Properties {
     pub(crate) control: c_uint,
     /// One bit for each feature.
     pub(crate) features: c_uint,
-    /// In KiB.
+    /// Limit in KiB.
     pub(crate) device_cache_max: c_uint,
-    /// In KiB.
+    /// Size in KiB.
     pub(crate) per_buffer_cache: c_uint,
     /// GPU memory that may be registered, in KiB.
     pub(crate) pinned_max: c_uint,

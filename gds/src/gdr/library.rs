@@ -1,4 +1,4 @@
-//! Where gdrcopy's library lives, and its functions.
+//! Location and functions of gdrcopy's library.
 //!
 //! Packages put it where every loader looks; a build of one's own lies where its maker said.
 
@@ -10,12 +10,12 @@ use std::sync::Arc;
 use super::GdrError;
 use crate::loading::{self, Loaded, functions, present};
 
-/// What the file is called.
+/// Names of the library's file.
 const NAMES: [&str; 2] = ["libgdrapi.so.2", "libgdrapi.so"];
 
 /// gdrcopy's library.
 pub struct GdrLibrary {
-    /// Its functions.
+    /// The functions.
     pub(super) functions: Functions,
     /// Last, since the functions are in it.
     loaded: Loaded,
@@ -29,12 +29,12 @@ pub(super) type GdrHandle = *mut c_void;
 #[repr(C)]
 pub(super) struct Pinned(c_ulong);
 
-/// What it says of pinned memory (`gdr_info_v2_t`). Newer versions write more at the end, for which
+/// Description of pinned memory (`gdr_info_v2_t`). Newer versions write more at the end, for which
 /// there is room.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(super) struct Info {
-    /// Where the mapping begins for the GPU.
+    /// Start of the mapping for the GPU.
     pub(super) first: u64,
     pub(super) mapped: u64,
     page: u32,
@@ -68,7 +68,7 @@ impl GdrLibrary {
         self.functions.missing()
     }
 
-    /// Its version, as in 2.5, where it tells.
+    /// Returns the version, as in 2.5, where it tells.
     pub fn version(&self) -> Option<(i32, i32)> {
         let get = self.functions.version.as_ref().ok()?;
         let (mut major, mut minor) = (0, 0);
@@ -84,7 +84,8 @@ impl fmt::Debug for GdrLibrary {
     }
 }
 
-/// Where it may be, in the order of trying: where the loader looks, and where it is built to.
+/// Returns the paths of the library to try, in order: where the loader looks, and where it is built
+/// to.
 fn candidates(environment: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = NAMES.iter().map(PathBuf::from).collect();
     let named = ["GDRCOPY_HOME", "GDRCOPY_PATH"].iter().filter_map(|name| environment(name));

@@ -17,7 +17,7 @@ pub struct MappedMemory {
     library: Arc<GdrLibrary>,
     session: GdrHandle,
     pinned: Option<Pinned>,
-    /// What was mapped, and how much.
+    /// Mapping and its size.
     mapped: Option<(NonNull<c_void>, usize)>,
     /// The memory's first byte in the mapping.
     start: NonNull<u8>,
@@ -95,7 +95,7 @@ impl MappedMemory {
         Ok(this)
     }
 
-    /// Where it begins for the GPU.
+    /// Returns the start address for the GPU.
     pub fn base(&self) -> DevicePointer {
         self.base
     }

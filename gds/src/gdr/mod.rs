@@ -28,7 +28,7 @@ pub enum GdrError {
     /// The library is too old, or something else of that name.
     #[error(transparent)]
     Missing(#[from] Missing),
-    /// It does not reach its kernel module.
+    /// The library does not reach its kernel module.
     #[error(
         "gdrcopy does not open: load its kernel module (modprobe gdrdrv), and see who may open /dev/gdrdrv"
     )]
@@ -36,26 +36,26 @@ pub enum GdrError {
     /// A call failed.
     #[error("gdrcopy could not {what}: {} (error {errno})", std::io::Error::from_raw_os_error(*.errno))]
     Call {
-        /// What was asked of it.
+        /// Call that failed.
         what: String,
-        /// What it answered.
+        /// Error number that it returned.
         errno: i32,
     },
-    /// It mapped something else than it was asked to.
+    /// The mapping is another one than requested.
     #[error(
         "gdrcopy mapped {mapped} bytes from address {first:#x} on, of {length} from {address:#x} on"
     )]
     Elsewhere {
-        /// Where the GPU has what was mapped.
+        /// Start of the mapped range for the GPU.
         first: u64,
-        /// How much was.
+        /// Size of the mapped range.
         mapped: u64,
-        /// Where the GPU has what was asked for.
+        /// Start of the requested range for the GPU.
         address: u64,
-        /// How much was.
+        /// Size of the requested range.
         length: u64,
     },
-    /// Nothing makes the GPU see in time what other devices write.
+    /// The GPU cannot be made to see in time what other devices write.
     #[error(
         "{gpu} does not order what other devices write to its memory, and its driver has no flush for that"
     )]

@@ -1,4 +1,4 @@
-//! What other devices have written to a GPU's memory, made visible to the GPU before it reads that.
+//! Visibility to a GPU of writes by other devices to its memory, before it reads that.
 //!
 //! A device's writes and the word that it is done go different ways: the host may have seen the
 //! word while the bytes are still on their way within the GPU. Some GPUs keep them in order; for
@@ -11,16 +11,16 @@ use cudarc::driver::sys;
 use super::GdrError;
 use crate::cuda::{CudaError, Gpu};
 
-/// How a GPU comes to see what devices wrote to its memory.
+/// Means by which a GPU sees what devices wrote to its memory.
 pub(crate) enum RemoteWrites {
-    /// By itself, in order.
+    /// Ordering by the GPU itself.
     Ordered,
-    /// By a flush.
+    /// Flush by the driver.
     Flushed,
 }
 
 impl RemoteWrites {
-    /// How this GPU does.
+    /// Returns the means of this GPU.
     pub(crate) fn to(gpu: &Arc<Gpu>) -> Result<Self, GdrError> {
         const OF_OWNER: i32 =
             sys::CUGPUDirectRDMAWritesOrdering::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER as i32;

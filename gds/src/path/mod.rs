@@ -26,9 +26,9 @@ use crate::queue::{CuFileQueue, WindowCompletion, WindowRequest};
 
 pub use provider::{CallerRegion, GdsBackend, GdsDevices, GdsOptions};
 
-/// How long a thread that waits naps between two looks: cuFile's batches wake nobody.
+/// Time that a waiting thread sleeps between two polls: cuFile's batches wake nobody.
 const NAP: Duration = Duration::from_micros(40);
-/// So many looks without a sleep come first, for transfers that are about to end.
+/// Number of polls without a sleep, for transfers that are about to end.
 const LOOKS: u32 = 50;
 
 /// Tags from here on are ours, for the kernel's flush behind a write of cuFile: the rest is the
@@ -41,20 +41,21 @@ pub struct GdsPath {
     gate: Gate,
     /// Operations of the GPU's memory.
     slots: Slots,
-    /// What moves them, once the path is to reach that memory.
+    /// Queue that moves the bytes, once the path is to reach that memory.
     queue: Option<CuFileQueue>,
-    /// What it is made of.
+    /// Devices of the path.
     devices: Vec<Device>,
     driver: Arc<Driver>,
     registered: Vec<CallerRegion>,
-    /// For all other operations, and for the flush behind a write that must be on the medium.
+    /// Data path of the kernel, for all other operations, and for the flush behind a write that
+    /// must be on the medium.
     kernel: PosixPath,
-    /// For each slot, what the GPU found before the kernel's flush.
+    /// Checksums of each slot that the GPU took before the kernel's flush.
     checksums: Vec<Option<u32>>,
     /// Flushes that the kernel has, behind writes of ours.
     flushing: usize,
     gpu: Arc<Gpu>,
-    /// Why cuFile no longer responds.
+    /// The reason why cuFile no longer responds.
     dead: Option<CuFileError>,
 }
 
@@ -128,7 +129,7 @@ impl GdsPath {
         self.complete(slot, answer, completions);
     }
 
-    /// What cuFile answered about the operation in a slot.
+    /// Processes the completion of the operation in a slot.
     fn process_completions(&mut self, answer: WindowCompletion, completions: &mut Vec<Completion>) {
         let slot = answer.tag as u32;
         let Some(operation) = self.slots.get(slot) else { return };

@@ -26,7 +26,7 @@ pub struct CallerRegion {
 }
 
 impl CallerRegion {
-    /// So many bytes from `base` on.
+    /// Makes a region of `length` bytes from `base` on.
     ///
     /// # Safety
     /// They are the path's GPU's, and stay allocated until every pool that is opened with them is
@@ -36,14 +36,14 @@ impl CallerRegion {
     }
 }
 
-/// How the path is opened.
+/// Options of the path.
 #[derive(Clone, Debug, Default)]
 pub struct GdsOptions {
     /// CUDA's number of the GPU.
     pub gpu: i32,
     /// cuFile's library; looked for where it lives if it is not named.
     pub library: Option<PathBuf>,
-    /// Whether it may go through host memory.
+    /// Permission to go through host memory.
     pub compat: Compat,
     /// Tensors in these, from multiples of 4 KiB on, are not copied through the ring. What cuFile
     /// refuses to register goes through it like other memory, and the path's notes say why.
@@ -53,7 +53,7 @@ pub struct GdsOptions {
 /// Opens pools by way of GPU memory: for `OpenOptions::backend`.
 #[derive(Clone, Debug, Default)]
 pub struct GdsBackend(
-    /// How.
+    /// Options of the path.
     pub GdsOptions,
 );
 
@@ -68,7 +68,7 @@ impl Backend for GdsBackend {
 pub struct GdsDevices {
     /// The devices.
     pub devices: Vec<Device>,
-    /// How.
+    /// Options of the path.
     pub options: GdsOptions,
 }
 

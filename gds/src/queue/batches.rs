@@ -1,6 +1,6 @@
-//! Which batch has which transfer: several may be on their way, each is filled with whatever is
-//! ready for one device. So a device that does not answer keeps its own batches, and no more than
-//! its share of all.
+//! Batches and their transfers: several may be on their way, each is filled with whatever is ready
+//! for one device. So a device that does not answer keeps its own batches, and no more than its
+//! share of all.
 
 use std::sync::Arc;
 
@@ -18,8 +18,8 @@ use crate::cufile::{BatchSubmitError, CuFileBatch, CuFileError, CuFileTransfer, 
 const BATCHES_MAX: usize = 8;
 const BATCHES_EACH: usize = 2;
 
-/// So often in a row the library may say that it is full before that counts as a failure. Others in
-/// this process may fill it, too.
+/// Number of times in a row that the library may say that it is full before that counts as a
+/// failure. Others in this process may fill it, too.
 const FULL_MAX: u32 = 10_000;
 
 /// The batches of a queue.
@@ -34,7 +34,7 @@ pub(super) struct Batches {
 struct Member {
     batch: CuFileBatch,
     device: Option<DeviceIndex>,
-    /// Why it was not submitted as a whole, where that is so.
+    /// The reason why it was not submitted as a whole, where that is so.
     refused: Option<Status>,
 }
 
@@ -101,7 +101,7 @@ impl Batches {
         }
     }
 
-    /// The same for one device. Returns whether it makes sense to try another.
+    /// Submits to one device. Returns whether it makes sense to try another.
     ///
     /// # Safety
     /// As for [`submit`](Self::submit).
@@ -226,7 +226,7 @@ impl Batches {
     }
 }
 
-/// What an entry of a batch says of its transfer.
+/// Converts an entry of a batch to the status of its transfer.
 fn told_of(result: Result<u32, Status>, refused: Option<Status>) -> TransferStatus {
     match result {
         Ok(moved) => TransferStatus::Moved(moved),

@@ -33,7 +33,7 @@ pub enum QueueError {
     Probe {
         /// The device.
         device: String,
-        /// What the read answered.
+        /// Status of the read.
         status: Status,
     },
 }
@@ -176,7 +176,7 @@ impl CuFileQueue {
         std::iter::from_fn(|| self.window.next_answer())
     }
 
-    /// Whether there are completions to hand out.
+    /// Returns whether there are completions to hand out.
     pub fn has_completions(&self) -> bool {
         self.window.has_completions()
     }

@@ -27,12 +27,12 @@ pub(super) struct TierCopies {
     memory: Arc<HostMemory>,
 }
 
-/// What a job needs while it runs.
+/// Resources of a job while it runs.
 struct Slot {
     done: Event,
-    /// Of each checksum its parts.
+    /// Words of each checksum's parts.
     words: HostWords,
-    /// How many checksums are this job's.
+    /// Number of checksums of this job.
     units: u32,
 }
 
@@ -122,7 +122,7 @@ impl Drop for TierCopies {
     }
 }
 
-/// How many checksums so many bytes have.
+/// Returns the number of checksums of `bytes` bytes.
 pub(super) fn units_of(bytes: usize) -> u32 {
     // More than 256 TiB are on no GPU.
     u32::try_from(bytes.div_ceil(UNIT as usize)).unwrap_or(u32::MAX)

@@ -12,7 +12,7 @@ use crate::cuda::Event;
 #[derive(Debug)]
 pub(super) struct HostCopy {
     room: Room,
-    /// Behind the copy of its bytes, where the host has not waited for that.
+    /// Event behind the copy of its bytes, where the host has not waited for that.
     copied: Option<Event>,
     /// One checksum for each [`UNIT`], as the GPU took them when the bytes left; or why the copy is
     /// of no use.
@@ -25,13 +25,13 @@ impl HostCopy {
         Self { room, copied: None, sums: Ok(sums).into() }
     }
 
-    /// One whose bytes are there once `copied` has happened, and of which more is said by
+    /// Makes a copy whose bytes are there once `copied` has happened, and of which more is said by
     /// [`HostCopy::end`].
     pub(super) fn coming(room: Room, copied: Event) -> Self {
         Self { room, copied: Some(copied), sums: OnceLock::new() }
     }
 
-    /// What is known now that the GPU is done with it. What was known before stays.
+    /// Records the result once the GPU is done with it. What was known before stays.
     pub(super) fn end(&self, outcome: Result<Vec<u32>, String>) {
         let _ = self.sums.set(outcome);
     }
@@ -40,12 +40,12 @@ impl HostCopy {
         &self.room
     }
 
-    /// What a copy of its bytes waits for, where they may be on their way.
+    /// Returns the event for which a copy of its bytes waits, where they may be on their way.
     pub(super) fn copied(&self) -> Option<&Event> {
         self.copied.as_ref().filter(|_| self.sums.get().is_none())
     }
 
-    /// Its checksums. Waits until they are known.
+    /// Returns the checksums. Waits until they are known.
     pub(super) fn sums(&self) -> Result<&[u32], TransferError> {
         let known = self.sums.wait().as_ref();
         known
@@ -68,7 +68,7 @@ impl HostCopy {
     }
 }
 
-/// Where the bytes of a checksum begin and end, in a tensor of so many.
+/// Returns start and end of a checksum's bytes, in a tensor of `length` bytes.
 pub(super) fn bytes_of(unit: usize, length: usize) -> (usize, usize) {
     let begin = unit * UNIT as usize;
     (begin, (begin + UNIT as usize).min(length))

@@ -11,8 +11,7 @@ use super::copies::{SLOTS, TierCopies};
 use super::{HostTierError, Work};
 use crate::cuda::CudaError;
 
-/// Something to do, whose end is told once: as stopped where it is dropped without having been
-/// ended.
+/// Job whose end is told once: as stopped where it is dropped without having been ended.
 struct Job {
     open: Option<(Work, Notify)>,
     number: u64,

@@ -34,21 +34,21 @@ pub use line::TierTicket;
 use ordered::OrderedPuts;
 use space::{Room, TierSpace};
 
-/// Why the tier does not do something.
+/// The reason why the tier does not do something.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostTierError {
-    /// There is not as much page-locked memory, or the GPU lacks what the tier needs.
+    /// The GPU has not as much page-locked memory, or lacks what the tier needs.
     #[error(transparent)]
     Cuda(#[from] CudaError),
     /// A thread could not be started.
     #[error("a thread for copies could not be started: {0}")]
     Thread(String),
-    /// More bytes than are free.
+    /// The put has more bytes than are free.
     #[error("{wanted} do not fit into the {free} that are free in host memory")]
     NoRoom {
         /// The tensor's size.
         wanted: ByteCount,
-        /// What is free.
+        /// Free bytes.
         free: ByteCount,
     },
     /// No copy of that name.
@@ -62,17 +62,17 @@ pub enum HostTierError {
         /// The size that was asked for.
         asked: ByteCount,
     },
-    /// It was closed.
+    /// The tier was closed.
     #[error("the host tier is closed")]
     Closed,
 }
 
-/// What the tier has done and holds.
+/// Statistics of the tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostTierStats {
     /// Page-locked bytes for tensors.
     pub capacity: ByteCount,
-    /// Of these, what copies take, those on their way included.
+    /// Bytes of copies, those on their way included.
     pub used: ByteCount,
     /// The most that they ever took.
     pub peak: ByteCount,
@@ -103,7 +103,7 @@ struct Books {
     bytes_back: AtomicU64,
 }
 
-/// What is to be done with a tensor.
+/// Work on a tensor.
 enum Work {
     Put { source: GpuSource, id: TensorId, room: Room, books: Arc<Books> },
     Get { destination: GpuDestination, held: Arc<HostCopy>, books: Arc<Books> },
@@ -136,9 +136,9 @@ impl HostTier {
         self.out.submit(Work::Put { source, id, room, books }, urgency, notify)
     }
 
-    /// The same by events alone: the tensor has its copy when this returns, and whoever uses the
-    /// memory next waits, on the GPU, for `released`. That event is recorded already, behind all
-    /// that may write the memory without anybody's having said so, and is moved behind the last
+    /// Puts ordered by events alone: the tensor has its copy when this returns, and whoever uses
+    /// the memory next waits, on the GPU, for `released`. That event is recorded already, behind
+    /// all that may write the memory without anybody's having said so, and is moved behind the last
     /// look at it; the memory stays, and the event open, until it has happened. `notify` hears when
     /// the host has seen that: an error where such a kernel has written the memory meanwhile, or
     /// the GPU failed. Whoever asks for the tensor gets that error, too.
@@ -210,7 +210,7 @@ impl HostTier {
         self.back.close();
     }
 
-    /// What it has done and holds.
+    /// Returns the statistics.
     pub fn stats(&self) -> HostTierStats {
         let capacity = self.memory.len() as u64;
         let (free, least) = self.space.free();

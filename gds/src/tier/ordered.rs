@@ -53,9 +53,9 @@ struct Queue {
 
 #[derive(Debug, Default)]
 struct Puts {
-    /// In the order in which they end.
+    /// Puts in flight, in the order in which they end.
     on_the_way: VecDeque<OrderedPut>,
-    /// These, and the one whose end the thread waits for.
+    /// Number of open puts: these, and the one whose end the thread waits for.
     open: usize,
     /// Places for checksums that no put uses.
     words: Vec<HostWords>,
@@ -66,11 +66,11 @@ struct Puts {
 #[derive(Debug)]
 struct OrderedPut {
     held: Arc<HostCopy>,
-    /// How many checksums there are, each of them twice in the words.
+    /// Number of checksums, each of them twice in the words.
     units: u32,
     words: Option<HostWords>,
     done: Event,
-    /// Who hears of its end.
+    /// Queue that is notified of its end.
     notify: Notify,
 }
 
@@ -154,7 +154,7 @@ impl Drop for OrderedPuts {
     }
 }
 
-/// What the steps of a put are tied together by.
+/// Events between the steps of a put.
 struct PutEvents<'a> {
     released: GpuEvent,
     copied: &'a Event,
@@ -162,7 +162,7 @@ struct PutEvents<'a> {
 }
 
 impl PutStreams {
-    /// If it fails, nothing touches the memory.
+    /// Begins a put. If it fails, nothing touches the memory.
     fn begin(
         &self,
         range: GpuRange,
@@ -258,7 +258,7 @@ impl Queue {
     }
 }
 
-/// What the thread does.
+/// Thread that reads checksums and reports ends.
 struct Reader {
     gpu: Arc<Gpu>,
     queue: Arc<Queue>,
@@ -296,7 +296,7 @@ impl OrderedPut {
         self.conclude(sums.and_then(|()| self.sums()));
     }
 
-    /// Its checksums, which must be the same early and late.
+    /// Returns the checksums, which must be the same early and late.
     fn sums(&self) -> Result<Vec<u32>, String> {
         let Some(words) = &self.words else { return Ok(Vec::new()) };
         let sums =

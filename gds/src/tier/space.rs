@@ -1,5 +1,5 @@
-//! Which bytes of the tier are whose. Any free bytes can be given out, in pieces where there is no
-//! run of them that is long enough: what is free always suffices for as many bytes.
+//! Space of the tier. Any free bytes can be given out, in pieces where there is no run of them that
+//! is long enough: what is free always suffices for as many bytes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,7 +13,7 @@ pub(super) struct TierSpace(Arc<Mutex<Free>>);
 struct Free {
     /// Runs that nobody has, no two of them beside each other: their first bytes and lengths.
     runs: BTreeMap<usize, usize>,
-    /// Their sum, now and when it was least.
+    /// Sum of the free pieces, now and when it was least.
     bytes: usize,
     least: usize,
 }
@@ -31,7 +31,8 @@ impl TierSpace {
         Self(Arc::new(Mutex::new(Free { runs, bytes, least: bytes })))
     }
 
-    /// Room for so many bytes: one piece where that is possible, the fewest pieces where it is not.
+    /// Takes space for `bytes` bytes: one piece where that is possible, the fewest pieces where it
+    /// is not.
     pub(super) fn take(&self, bytes: usize) -> Option<Room> {
         let pieces = self.lock().take(bytes)?;
         Some(Room { pieces, space: self.clone() })
@@ -50,12 +51,12 @@ impl TierSpace {
 }
 
 impl Room {
-    /// Its bytes, in the order in which a tensor's lie in them.
+    /// Returns the bytes, in the order in which a tensor's lie in them.
     pub(super) fn pieces(&self) -> &[Range<usize>] {
         &self.pieces
     }
 
-    /// How many bytes there are.
+    /// Returns the number of bytes.
     pub(super) fn bytes(&self) -> usize {
         self.pieces.iter().map(Range::len).sum()
     }
@@ -119,7 +120,7 @@ impl Free {
 mod tests {
     use super::*;
 
-    /// The one piece that so many bytes get.
+    /// Returns the one piece that `bytes` bytes get.
     fn place_of(space: &TierSpace, bytes: usize) -> (usize, usize) {
         let room = space.take(bytes).unwrap();
         assert_eq!(room.pieces().len(), 1);

@@ -1,4 +1,4 @@
-//! Which SSD is near which GPU: what the kernel shows of PCI Express, and what NVML adds.
+//! Topology of SSDs and GPUs: what the kernel shows of PCI Express, and what NVML adds.
 //!
 //! The root of sysfs is a field, so that tests can show machines that they do not have.
 
@@ -12,20 +12,21 @@ pub use nvml::{NvmlGpu, NvmlUnavailable, gpus as nvml_gpus};
 pub use pci::{Acs, PciDevice, PciLink, Sysfs, acs_in, payload_of};
 pub use place::GpuLocality;
 
-/// How far two devices of PCI Express are apart, nearest first. The short names are those of
-/// `nvidia-smi topo`.
+/// Distance of two devices of PCI Express, nearest first. The short names are those of `nvidia-smi
+/// topo`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Distance {
-    /// Below one switch, with this many bridges between: what they exchange does not reach the CPU.
+    /// Switch above both, with this many bridges between: what they exchange does not reach the
+    /// CPU.
     Switch {
         /// Bridges that are not common to both.
         bridges: u8,
     },
-    /// Below one host bridge.
+    /// Host bridge above both.
     HostBridge,
-    /// Below different host bridges of one NUMA node.
+    /// NUMA node of different host bridges.
     Node,
-    /// On different NUMA nodes, or nobody knows.
+    /// System: on different NUMA nodes, or nobody knows.
     System,
 }
 
@@ -41,7 +42,7 @@ impl fmt::Display for Distance {
     }
 }
 
-/// How far two devices are apart.
+/// Returns the distance of two devices.
 pub fn distance(one: &PciDevice, other: &PciDevice) -> Distance {
     let same_root = one.root == other.root;
     let common = one.bridges.iter().zip(&other.bridges).take_while(|(a, b)| a == b).count();
@@ -56,8 +57,8 @@ pub fn distance(one: &PciDevice, other: &PciDevice) -> Distance {
     }
 }
 
-/// For each SSD the GPU that it serves best: the nearest, and of several as near the one with the
-/// fewest SSDs. Answers indices into `gpus`; nothing where there is no GPU.
+/// Assigns each SSD the GPU that it serves best: the nearest, and of several as near the one with
+/// the fewest SSDs. Answers indices into `gpus`; nothing where there is no GPU.
 pub fn assign(gpus: &[PciDevice], ssds: &[PciDevice]) -> Vec<Option<usize>> {
     let mut load = vec![0_usize; gpus.len()];
     ssds.iter()

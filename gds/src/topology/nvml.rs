@@ -1,4 +1,4 @@
-//! What NVML knows of a GPU and sysfs does not. Its library is opened at run time.
+//! Properties of a GPU that NVML knows and sysfs does not. Its library is opened at run time.
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
@@ -23,15 +23,15 @@ impl From<NvmlError> for NvmlUnavailable {
 /// A GPU, as NVML tells of it. What it does not tell is nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NvmlGpu {
-    /// Its maker's name for it.
+    /// Product name.
     pub name: String,
-    /// Where it is, as sysfs writes it.
+    /// PCI address, as sysfs writes it.
     pub pci_address: String,
     /// The version of the kernel's driver.
     pub driver: Option<String>,
-    /// What of its memory the PCI bus can see at once.
+    /// Size of the memory that the PCI bus can see at once.
     pub bar1: Option<ByteCount>,
-    /// What of that is in use.
+    /// Part of it that is in use.
     pub bar1_used: Option<ByteCount>,
 }
 

@@ -16,7 +16,7 @@ pub struct PciLink {
 }
 
 impl PciLink {
-    /// What it carries in one direction, packets' own overhead included.
+    /// Returns the throughput in one direction, packets' own overhead included.
     pub fn bytes_per_second(self) -> u64 {
         let bits = u64::from(self.width) * u64::from(self.speed_decigigatransfers) * 100_000_000;
         // Up to 5 GT/s every byte takes ten bits, from 8 GT/s on 128 bits take 130.
@@ -24,8 +24,8 @@ impl PciLink {
     }
 }
 
-/// What of a link's bytes per second is payload. Packets carry 256 bytes on most machines, and 24
-/// more: 4 that begin one and number it, a header of 16, a checksum of 4 (PCI Express Base
+/// Returns the payload of a link's bytes per second. Packets carry 256 bytes on most machines, and
+/// 24 more: 4 that begin one and number it, a header of 16, a checksum of 4 (PCI Express Base
 /// Specification 3.0, chapters 2 to 4).
 pub fn payload_of(bytes_per_second: u64) -> u64 {
     const PAYLOAD: u64 = 256;
@@ -40,45 +40,45 @@ impl std::fmt::Display for PciLink {
     }
 }
 
-/// Whether a bridge sends what two devices below it exchange up to the CPU.
+/// Redirection by a bridge of what two devices below it exchange, up to the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acs {
-    /// It does: access control services redirect requests or completions.
+    /// The bridge redirects: access control services redirect requests or completions.
     Redirects,
-    /// It does not.
+    /// The bridge does not redirect.
     Off,
-    /// It has no such services.
+    /// The bridge has no such services.
     Absent,
-    /// Only root may read that.
+    /// The state can be read only by root.
     Unreadable,
 }
 
 /// A device of PCI Express.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PciDevice {
-    /// As in `0000:3b:00.0`.
+    /// Address, such as `0000:3b:00.0`.
     pub address: String,
     /// The host bridge, as in `pci0000:3a`.
     pub root: String,
     /// The bridges from there to it.
     pub bridges: Vec<String>,
-    /// Its class code.
+    /// The class code.
     pub class: u32,
-    /// Its maker.
+    /// The maker.
     pub vendor: u32,
-    /// What its maker calls it.
+    /// Device id.
     pub device: u32,
     /// The kernel's driver that has it.
     pub driver: Option<String>,
-    /// Its NUMA node, if the machine has several.
+    /// The NUMA node, if the machine has several.
     pub numa_node: Option<u32>,
-    /// Its IOMMU group.
+    /// The IOMMU group.
     pub iommu_group: Option<u32>,
-    /// Its link as it runs.
+    /// Link as it runs.
     pub link: Option<PciLink>,
-    /// Its link as it could run.
+    /// Link as it could run.
     pub link_max: Option<PciLink>,
-    /// Its windows into memory, by number.
+    /// The windows into memory, by number.
     pub bars: Vec<ByteCount>,
 }
 
@@ -87,12 +87,12 @@ const CLASS_NVME: u32 = 0x01_08_02;
 const VENDOR_NVIDIA: u32 = 0x10de;
 
 impl PciDevice {
-    /// Whether it is an `NVMe` controller.
+    /// Returns whether the pci device is an `NVMe` controller.
     pub fn is_nvme(&self) -> bool {
         self.class == CLASS_NVME
     }
 
-    /// Whether it is one of NVIDIA's GPUs.
+    /// Returns whether the pci device is one of NVIDIA's GPUs.
     pub fn is_gpu(&self) -> bool {
         // Displays and 3D controllers.
         self.vendor == VENDOR_NVIDIA && self.class >> 16 == 0x03
@@ -104,19 +104,19 @@ impl PciDevice {
         std::iter::once(self.root.as_str()).chain(bridges).chain([self.address.as_str()]).collect()
     }
 
-    /// Its link at work. An idle GPU's runs slower, and so does that of the bridge above: only an
-    /// SSD's is as fast as it is now.
+    /// Returns the link under load. An idle GPU's runs slower, and so does that of the bridge
+    /// above: only an SSD's is as fast as it is now.
     fn link_at_work(&self) -> Option<PciLink> {
         if self.is_nvme() { self.link.or(self.link_max) } else { self.link_max }
     }
 
-    /// Whether its link runs slower or narrower than it could.
+    /// Returns whether the link runs slower or narrower than it could.
     pub fn is_degraded(&self) -> bool {
         let pair = self.link.zip(self.link_max);
         pair.is_some_and(|(link, max)| link.bytes_per_second() < max.bytes_per_second())
     }
 
-    /// Its link in words, and what it could be where it is less than that.
+    /// Describes the link, and what it could be where it is less than that.
     pub fn link_text(&self) -> Option<String> {
         let link = self.link?;
         Some(match self.link_max {
@@ -129,7 +129,7 @@ impl PciDevice {
 /// The kernel's tables.
 #[derive(Clone, Debug)]
 pub struct Sysfs(
-    /// Where they are mounted: `/sys`.
+    /// Mount point of sysfs: `/sys`.
     pub PathBuf,
 );
 
@@ -147,9 +147,9 @@ impl Sysfs {
         addresses.iter().filter_map(|address| self.pci_device(address)).collect()
     }
 
-    /// What devices can exchange with the host in one direction, together, in bytes per second:
-    /// each as much as its own link carries, and those below one bridge no more than that bridge's.
-    /// `None` where the tables do not bound it.
+    /// Returns the bandwidth between devices and the host in one direction, together, in bytes per
+    /// second: each as much as its own link carries, and those below one bridge no more than that
+    /// bridge's. `None` where the tables do not bound it.
     pub fn bandwidth_to_host(&self, devices: &[&PciDevice]) -> Option<u64> {
         let mut ways: Vec<Vec<&str>> = devices.iter().map(|device| device.way()).collect();
         ways.sort();
@@ -157,8 +157,9 @@ impl Sysfs {
         Some(self.carried(&ways)).filter(|&together| together < u64::MAX)
     }
 
-    /// What ways carry together that are one way as far as here, given in order; equal ones, of
-    /// namespaces of one controller, are one. What no table bounds is endless.
+    /// Returns the combined bandwidth of ways that share their route as far as here, given in
+    /// order; equal ones, of namespaces of one controller, are one. What no table bounds is
+    /// endless.
     fn carried(&self, ways: &[&[&str]]) -> u64 {
         let apart = ways.chunk_by(|one, other| one.first() == other.first());
         let each = apart.map(|below| {
@@ -241,16 +242,16 @@ impl Sysfs {
         found
     }
 
-    /// What access control services of a bridge do.
+    /// Returns the state of a bridge's access control services.
     pub fn acs(&self, address: &str) -> Acs {
         let config = fs::read(self.0.join("bus/pci/devices").join(address).join("config"));
         config.map_or(Acs::Unreadable, |config| acs_in(&config))
     }
 }
 
-/// What access control services do, by a device's configuration space.
+/// Parses the state of access control services by a device's configuration space.
 pub fn acs_in(config: &[u8]) -> Acs {
-    /// Where extended capabilities begin.
+    /// Offset of extended capabilities.
     const EXTENDED: usize = 0x100;
     const ACS: u32 = 0x000d;
     /// Redirection of requests, and of completions.

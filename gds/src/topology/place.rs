@@ -1,4 +1,4 @@
-//! From where a thread moves bytes between a GPU and SSDs on the shortest way.
+//! Place from which a thread moves bytes between a GPU and SSDs on the shortest way.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ use super::{Distance, Sysfs, distance};
 pub struct GpuLocality {
     /// The NUMA node.
     pub node: u32,
-    /// How far from the GPU each SSD is; `None` for what is no device of PCI Express, or lies on
+    /// Distance of each SSD from the GPU; `None` for what is no device of PCI Express, or lies on
     /// several.
     pub distances: Vec<Option<Distance>>,
 }
@@ -31,8 +31,8 @@ impl GpuLocality {
 }
 
 impl fmt::Display for GpuLocality {
-    /// What there is to say of the SSDs, to stand behind what is said of the GPU: the farthest
-    /// decides how fast all are.
+    /// Describes the SSDs, to stand behind what is said of the GPU: the farthest decides how fast
+    /// all are.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.distances.iter().flatten().max() {
             Some(farthest) => write!(out, ", its SSDs at {farthest} or nearer"),

@@ -185,8 +185,8 @@ fn a_namespace_leads_to_its_controller() {
     assert_eq!(sysfs.namespaces(&controller), ["nvme0n1"]);
 }
 
-/// With multipath the kernel shows a namespace beneath its subsystem, and beneath each controller a
-/// hidden path to it.
+/// Checks a namespace with multipath: the kernel shows a namespace beneath its subsystem, and
+/// beneath each controller a hidden path to it.
 #[test]
 fn a_namespace_that_controllers_share_leads_to_all_of_them() {
     let machine = two_sockets();

@@ -8,7 +8,7 @@ use tidelog_gds::cuda::{DeviceMemory, Gpu, Stream};
 
 use super::cost::{Cost, cost};
 
-/// What a transfer moves at once in a pool that is formatted without a word on its stripe units.
+/// Size of a transfer in a pool that is formatted without a word on its stripe units.
 pub const STRIPE_UNIT: usize = 256 << 10;
 /// Places for checksums that are on their way at once.
 const PLACES: usize = 64;
@@ -42,15 +42,15 @@ pub fn agree(gpu: &Arc<Gpu>, bytes: &[u8], cases: &[(usize, usize, usize)]) {
     }
 }
 
-/// How fast checksums are taken.
+/// Throughput of checksums.
 pub struct Rates {
     /// A large buffer in units of [`STRIPE_UNIT`], by one launch.
     pub at_once: Cost,
-    /// The same in units of 64 KiB, as the tier in host memory has it.
+    /// Cost in units of 64 KiB, as the tier in host memory has it.
     pub of_tier: Cost,
     /// One unit by each launch, one behind the other in a stream, as transfers come by.
     pub one_by_one: Cost,
-    /// The same, where each is waited for before the next is launched.
+    /// Cost where each is waited for before the next is launched.
     pub awaited: Cost,
 }
 

@@ -1,24 +1,24 @@
-//! What things take, for people.
+//! Costs in words, for people.
 #![allow(clippy::cast_precision_loss, reason = "rates for people")]
 
 use std::fmt;
 use std::time::Instant;
 
-/// What moving bytes took.
+/// Cost of moving bytes.
 pub struct Cost {
     pub bytes: usize,
     pub seconds: f64,
-    /// Of all processors, in seconds.
+    /// Time of all processors, in seconds.
     pub processors: f64,
 }
 
 impl Cost {
-    /// In 10^9 bytes a second.
+    /// Returns the rate in 10^9 bytes a second.
     pub fn rate(&self) -> f64 {
         self.bytes as f64 / self.seconds / 1e9
     }
 
-    /// What so many of the bytes took, on average.
+    /// Returns the average seconds of `bytes` bytes.
     pub fn seconds_of(&self, bytes: usize) -> f64 {
         self.seconds * bytes as f64 / self.bytes as f64
     }
@@ -31,7 +31,7 @@ impl fmt::Display for Cost {
     }
 }
 
-/// What it takes to move `bytes` by `body`.
+/// Measures the cost of moving `bytes` by `body`.
 pub fn cost(bytes: usize, body: impl FnOnce()) -> Cost {
     let processors = || {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

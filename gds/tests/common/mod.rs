@@ -35,8 +35,8 @@ pub fn one_file(name: &str) -> (Directory, [DeviceSpec; 1]) {
     (directory, file)
 }
 
-/// The same, open by cuFile, for tensors of a GPU; those in these regions are read and written in
-/// place.
+/// Makes a pool that is open by cuFile, for tensors of a GPU; those in these regions are read and
+/// written in place.
 pub fn pool_by_cufile(
     name: &str,
     fake: &FakeGpu,
@@ -48,7 +48,7 @@ pub fn pool_by_cufile(
     (directory, pool)
 }
 
-/// How such a pool is opened.
+/// Returns the options by which such a pool is opened.
 pub fn by_cufile(fake: &FakeGpu, gpu: Arc<Gpu>, registered: Vec<CallerRegion>) -> OpenOptions {
     let library = Some(fake.library_path().into());
     let how = GdsOptions { library, registered, ..GdsOptions::default() };

@@ -1,5 +1,4 @@
-//! What the device under a folder does without us, past the page cache: what other rates are
-//! compared with.
+//! Throughput of the device under a folder, past the page cache, as the base of comparisons.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -13,7 +12,7 @@ use super::cost::{Cost, cost};
 const PIECE: usize = 1 << 20;
 const THREADS: usize = 8;
 
-/// What a device writes and reads.
+/// Throughput of a device.
 pub struct Ssd {
     pub written: Cost,
     pub read: Cost,

@@ -16,28 +16,28 @@ use tidelog_tests::machine::{Directory, FakeGpu};
 pub const UNIT: ByteCount = ByteCount::kib(16);
 pub const NAME: &str = "layer.0.weight";
 
-/// How GPU memory gets to the devices.
+/// Route of GPU memory to the devices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum TensorRoute {
-    /// Through page-locked staging memory, over a data path of the kernel's.
+    /// Staging in page-locked memory, over a data path of the kernel's.
     Staged(PathChoice),
-    /// By cuFile, past the host.
+    /// Direct route by cuFile, past the host.
     Gds,
-    /// By peer DMA of simulated controllers, past the host, through a window that gdrcopy maps.
+    /// Peer DMA of simulated controllers, past the host, through a window that gdrcopy maps.
     Peer,
 }
 
 /// One of each kind.
 pub const WAYS: [TensorRoute; 3] =
     [TensorRoute::Staged(PathChoice::Auto), TensorRoute::Gds, TensorRoute::Peer];
-/// Those on which no byte comes to the host.
+/// Routes on which no byte comes to the host.
 pub const PAST_THE_HOST: [TensorRoute; 2] = [TensorRoute::Gds, TensorRoute::Peer];
 
-/// What a pool is on.
+/// Media of a pool.
 pub struct Media {
     /// The folder of its two files.
     pub directory: Directory,
-    /// Its disks, where they are simulated.
+    /// The disks, where they are simulated.
     pub disks: [SimDisk; 2],
 }
 
@@ -70,7 +70,7 @@ pub fn pool(fake: &FakeGpu, chunks: u64, way: TensorRoute) -> (Media, Pool) {
     (media, pool)
 }
 
-/// The same, of a pool that stands.
+/// Opens an existing pool.
 pub fn open(fake: &FakeGpu, media: &Media, chunks: u64, way: TensorRoute) -> Pool {
     let staging = ByteCount(chunks * UNIT.0);
     let library = Some(fake.library_path().into());
@@ -89,7 +89,7 @@ pub fn open(fake: &FakeGpu, media: &Media, chunks: u64, way: TensorRoute) -> Poo
     }
 }
 
-/// How many bytes went between the GPU and the host while this ran.
+/// Returns the number of bytes between the GPU and the host while `body` ran.
 pub fn host_bytes(fake: &FakeGpu, body: impl FnOnce()) -> u64 {
     let before = fake.count("host_bytes");
     body();

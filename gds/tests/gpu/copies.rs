@@ -1,4 +1,4 @@
-//! What the two kinds of staging cost, each beside what it is held against.
+//! Costs of the two kinds of staging, each beside what it is held against.
 //!
 //! Chunks of page-locked host memory carry every byte between the GPU and the host: the mark is
 //! four fifths of the rate of plain copies between the two. Chunks of the GPU's own memory are
@@ -17,7 +17,7 @@ use tidelog_gds::cuda::{DeviceMemory, Event, Stream};
 use super::log::plain_copies;
 use super::{Cost, cost, gpu};
 
-/// Of the rate of a plain copy between the GPU and page-locked memory.
+/// Share of the rate of a plain copy between the GPU and page-locked memory.
 const MARK: f64 = 0.8;
 /// The stripe unit that pools have if nobody says another.
 const CHUNK: usize = 256 << 10;

@@ -58,8 +58,8 @@ fn tensors_on_the_gpu_go_to_a_file_and_come_back() {
     println!("FACT cuFile {}: 1 GiB from the GPU at {write}, to it at {read}", driver.facts().mode);
 }
 
-/// What it says where no context is current, which ours never lets happen. cudf #14140 works around
-/// an open that fails then.
+/// Checks the error where no context is current, which ours never lets happen. cudf #14140 works
+/// around an open that fails then.
 #[test]
 fn cufile_is_opened_where_no_context_is_current() {
     let test = "cufile_is_opened_where_no_context_is_current";
@@ -114,7 +114,7 @@ fn tensors_on_the_gpu_go_to_a_file_in_memory() {
     println!("FACT cuFile {}: to a file in memory at {write}", driver.facts().mode);
 }
 
-/// Whether `GetStatus` tells of the entries of a batch that was cancelled.
+/// Checks whether `GetStatus` reports the entries of a batch that was cancelled.
 #[test]
 fn a_cancelled_batch_is_told_of_or_given_up() {
     let test = "a_cancelled_batch_is_told_of_or_given_up";

@@ -1,4 +1,4 @@
-//! On a real GPU, with the real cuFile. Each test says what it lacks where there is none.
+//! Tests on a real GPU, with the real cuFile. Each test says what it lacks where there is none.
 //! `tests/hardware/gpu.sh` runs them; what they print is for its table.
 #![allow(unsafe_code)]
 #![allow(clippy::cast_precision_loss, reason = "rates for people")]

@@ -1,4 +1,4 @@
-//! What is asked on the command line.
+//! Arguments of the command line.
 
 use tidelog_planner::gpu_step::Bridge;
 
@@ -57,7 +57,7 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// What the words ask for; `None` for help.
+    /// Parses the arguments; `None` for help.
     pub(crate) fn parse(words: impl Iterator<Item = String>) -> Result<Option<Self>, String> {
         let (mut traces, mut percents, mut bridges) = (Vec::new(), Vec::new(), Vec::new());
         let (mut deciding, mut format) = (None, TableFormat::Text);

@@ -16,7 +16,7 @@ pub(crate) struct StepCell {
     pub(crate) percent: u32,
     pub(crate) budget: Bytes,
     pub(crate) measured: Option<Nanos>,
-    /// With all constants at one end, in the order of [`ENDS`].
+    /// Points with all constants at one end, in the order of [`ENDS`].
     pub(crate) points: Vec<Point>,
 }
 
@@ -40,7 +40,7 @@ impl StepCell {
         Ok(Self { trace: name.to_owned(), percent, budget, measured, points })
     }
 
-    /// What the likeliest figures give.
+    /// Returns the point of the likeliest figures.
     pub(crate) fn value(&self) -> &Point {
         &self.points[0]
     }
@@ -63,7 +63,7 @@ impl Point {
     }
 }
 
-/// What a step takes where one constant alone is at an end of its range.
+/// Times of a step where one constant alone is at an end of its range.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Effect {
     pub(crate) constant: String,
@@ -72,13 +72,13 @@ pub(crate) struct Effect {
 }
 
 impl Effect {
-    /// How far the ends are apart.
+    /// Returns the distance between the ends.
     pub(crate) fn span(&self) -> u64 {
         self.slow_ns.0.abs_diff(self.fast_ns.0)
     }
 }
 
-/// Which constants decide what a step takes, those that decide most first.
+/// Constants that decide what a step takes, those that decide most first.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Deciding {
     pub(crate) trace: String,

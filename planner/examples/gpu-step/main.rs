@@ -1,4 +1,4 @@
-//! What `make gpu-step` prints: what a step takes on a GPU, and why, without one.
+//! Program of `make gpu-step`: what a step takes on a GPU, and why, without one.
 
 mod arguments;
 mod cell;

@@ -29,7 +29,7 @@ const SCORES: [(&str, Score); 3] = [
     ("algorithm1, size x time", Score::Benefit),
 ];
 
-/// Storages in pieces are in pieces of at most so much.
+/// Limit of the pieces of storages in pieces.
 const PIECE: Bytes = Bytes(64 << 20);
 
 /// The plan of a search's first step.
@@ -49,7 +49,7 @@ pub(super) struct PolicyResult {
     pub(super) stalled: usize,
     /// Seconds of one core.
     pub(super) planning: f64,
-    /// What a policy keeps in host memory, where it says so.
+    /// Host memory that a policy uses, where it says so.
     pub(super) host_memory: Option<u64>,
 }
 
@@ -79,12 +79,12 @@ impl Cell {
         format!("{}, {}", self.part.title(), self.machine())
     }
 
-    /// Whether it is the first stage on the first machine of its set.
+    /// Returns whether the cell is the first stage on the first machine of its set.
     pub(super) fn is_first(&self) -> bool {
         self.part.is_first() && self.capacity == self.part.set.capacities[0]
     }
 
-    /// What came out for a policy that every cell has.
+    /// Returns the result of a policy that every cell has.
     pub(super) fn find(&self, policy: &str) -> &PolicyResult {
         self.outcomes.iter().find(|one| one.policy == policy).expect("every cell has it")
     }
@@ -195,9 +195,9 @@ pub(super) fn machine(capacity: u64, host_memory: Option<u64>) -> Machine {
     }
 }
 
-/// Where a drive has no more for both directions than for one: each of `machine`'s rates alone,
-/// half of each at once. Curves of real drives are not published as figures; a machine file takes
-/// those that are measured.
+/// Plans for drives that have no more for both directions than for one: each of `machine`'s rates
+/// alone, half of each at once. Curves of real drives are not published as figures; a machine file
+/// takes those that are measured.
 fn on_half_duplex_drives(trace: &Trace, machine: &Machine) -> Result<PolicyResult, Failure> {
     let SsdLink { read, write, latency } = machine.ssd;
     let at_once = MixedRate { read: Bandwidth(read.0 / 2), write: Bandwidth(write.0 / 2) };
@@ -226,7 +226,7 @@ fn on_half_duplex_drives(trace: &Trace, machine: &Machine) -> Result<PolicyResul
 
 type Zero = fn(&Trace, &Machine) -> Result<ZeroStep, ZeroError>;
 
-/// Other people's policies. Where one cannot run the step, that is the answer.
+/// Runs the published policies. Where one cannot run the step, that is the answer.
 fn published(cell: &mut Cell, traces: &Traces, machine: &Machine) -> Result<(), Failure> {
     let trace = &traces.plain;
     for (name, score) in SCORES {
@@ -288,7 +288,7 @@ fn outcome(policy: &str, simulation: &Simulation, planning: f64) -> PolicyResult
     }
 }
 
-/// What `work` returns, and the seconds of a core that it took.
+/// Runs `work`, and measures the seconds of a core that it took.
 pub(super) fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
     let began = (std::time::Instant::now(), on_core());
     let answer = work();
@@ -299,8 +299,8 @@ pub(super) fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
     (answer, elapsed)
 }
 
-/// How long this thread has been on a core, where the system tells: what else runs does not count
-/// then.
+/// Returns the time that this thread has been on a core, where the system tells: what else runs
+/// does not count then.
 fn on_core() -> Option<f64> {
     let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     let nanos: f64 = told.split_whitespace().next()?.parse().ok()?;

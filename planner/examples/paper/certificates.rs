@@ -55,8 +55,8 @@ fn read(
     Some(Certificate { relaxation, prices })
 }
 
-/// What prices are good for: another trace may have the same instants, and would be proved little
-/// of.
+/// Returns the name of a certificate's trace and machine: another trace may have the same instants,
+/// and would be proved little of.
 fn name(trace: &Trace, machine: &Machine) -> String {
     format!("{:016x}, {} ns, {machine:?}", trace.fingerprint(), trace.duration().0)
 }

@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 
 /// A column of one row.
 pub(super) struct Column {
-    /// Over it on the page. Columns without a heading come last: they are notes at the end of the
+    /// Heading on the page. Columns without a heading come last: they are notes at the end of the
     /// row.
     pub(super) heading: &'static str,
     /// The words around its text on the terminal, which leaves out what has no value.
     pub(super) words: [&'static str; 2],
     /// Empty or a dash: it has no value.
     pub(super) text: String,
-    /// Its key and its value in the file.
+    /// Key and value in the file.
     pub(super) json: Option<(&'static str, Value)>,
     /// The marks that are missed.
     missed: Vec<String>,
@@ -103,7 +103,7 @@ pub(super) fn missed_by(cell: &Cell) -> Vec<String> {
     missed.map(|missed| format!("{}: {missed}", cell.title())).collect()
 }
 
-/// What a first plan may take to make, in seconds of one core.
+/// Limit of the time that a first plan takes, in seconds of one core.
 const FIRST_PLAN: f64 = 0.3;
 
 const NO_MARK: [f64; 2] = [f64::INFINITY; 2];
@@ -118,7 +118,7 @@ pub(super) struct Marks {
     over_bound: f64,
     /// The most that it may take over the best published score, SSD only; elsewhere as much.
     over_published: f64,
-    /// How many of the bytes that algorithm1 (as printed) writes may be written, in a time no worse
+    /// Limit of written bytes, as a share of those of algorithm1 (as printed), in a time no worse
     /// than the best published score's.
     written: f64,
     /// The most that an iteration on the first of the machines may take in seconds and write in GB,
@@ -140,7 +140,7 @@ impl Marks {
         Self { over_bound: f64::INFINITY, written: f64::INFINITY, ..Self::LLAMA3_8B };
 }
 
-/// Where no plan reaches the mark of bytes, proved by a floor above it: the most over that floor.
+/// Limit of bytes over the floor, where no plan reaches the mark, as a floor above it proves.
 const OVER_FLOOR: f64 = 1.06;
 
 /// The bytes that algorithm1 writes as printed.
@@ -154,7 +154,7 @@ fn floor_above_mark(cell: &Cell) -> Option<u64> {
     cell.floor.filter(|floor| ratio(*floor, printed) > cell.part.set.marks.written)
 }
 
-/// Which mark of a cell no plan reaches, in words.
+/// Returns the mark of a cell that no plan reaches, in words.
 pub(super) fn out_of_reach(cell: &Cell) -> Option<String> {
     let floor = floor_above_mark(cell)?;
     let (ours, printed) = (cell.find("tidelog, fewest bytes").bytes.ssd_written.0, printed(cell));

@@ -1,4 +1,4 @@
-//! How planning grows with the trace, up to a million kernels.
+//! Growth of planning time with the trace, up to a million kernels.
 
 use super::cell::timed;
 use super::{GIB, ratio};
@@ -12,7 +12,7 @@ use tidelog_planner::units::{Bandwidth, Bytes, Nanos};
 
 const KERNELS: [usize; 4] = [15_625, 62_500, 250_000, 1_000_000];
 
-/// What may be spent on one size, in seconds: the next is not begun where it would take longer.
+/// Limit of the time for one size, in seconds: the next is not begun where it would take longer.
 const TIMEOUT: f64 = 900.0;
 
 /// One trace length.
@@ -20,7 +20,7 @@ const TIMEOUT: f64 = 900.0;
 pub(super) struct Size {
     pub(super) kernels: usize,
     pub(super) tensors: usize,
-    /// Of one core.
+    /// Seconds of one core.
     #[serde(rename = "planning_s")]
     pub(super) seconds: f64,
     /// The most that the whole process held meanwhile.
@@ -28,7 +28,7 @@ pub(super) struct Size {
 }
 
 impl Size {
-    /// What time may be in proportion to.
+    /// Returns the work to which the time may be in proportion.
     #[allow(clippy::cast_precision_loss, reason = "for a ratio")]
     pub(super) fn work(&self) -> f64 {
         self.kernels as f64 * (self.tensors as f64).log2()
@@ -65,7 +65,7 @@ pub(super) fn growth(told: impl Fn(&Size)) -> Result<Vec<Size>, SimulateError> {
     Ok(sizes)
 }
 
-/// From here on the most that the process holds counts anew, where the system can.
+/// Resets the peak memory of the process, where the system can.
 fn forget_the_most() {
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }

@@ -1,4 +1,4 @@
-//! What `make paper` prints: every policy on every recorded set, the published figures beside, and
+//! Program of `make paper`: every policy on every recorded set, the published figures beside, and
 //! whether the project's own marks are reached. `paper TRACES OUTPUT.json [SET ...]` reads what
 //! `benches/paper/record.py` wrote to the directory TRACES, writes the page OUTPUT.html beside
 //! OUTPUT.json, and ends with status 1 where a figure falls short. With sets named, those alone are
@@ -150,7 +150,7 @@ fn cells(parts: &[TracePart], traces: &[Traces], bounds: &Path) -> Result<Vec<Ce
     Ok(cells)
 }
 
-/// Does so many jobs, as many at a time as there are cores; each returns its title, too.
+/// Does `count` jobs, as many at a time as there are cores; each returns its title, too.
 fn side_by_side<T: Send>(
     count: usize,
     job: impl Fn(usize) -> (String, Result<T, Failure>) + Sync,

@@ -1,5 +1,5 @@
-//! What this project asks of itself. The marks of the table are with its columns; those of small
-//! instances and of growth are here.
+//! Marks of this project. The marks of the table are with its columns; those of small instances and
+//! of growth are here.
 
 use super::growth::Size;
 use super::small::Small;
@@ -7,12 +7,12 @@ use super::small::Small;
 /// Small instances: the most that tidelog's plan may take over the best of all.
 const OVER_BEST: f64 = 1.1;
 
-/// More freedom, such as more memory: the most that a plan may take over the plan without it, and
-/// how many of 1000 may take longer.
+/// Limit for plans with more freedom, such as more memory: the most that a plan may take over the
+/// plan without it, and how many of 1000 may take longer.
 const OVER_LESS_FREEDOM: f64 = 1.0;
 const SLOWER_PER_MILLE: f64 = 0.0;
 
-/// The same for recorded steps.
+/// Limit for recorded steps.
 pub(super) const OVER_LESS_FREEDOM_OF_STEPS: f64 = 1.005;
 
 /// Planning: how much faster than kernels x log(tensors) its time may grow from the smallest to the

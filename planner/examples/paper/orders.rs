@@ -1,4 +1,4 @@
-//! What the order of ops brings: whole models on one GPU with 1, 4 and 16 micro-batches, planned in
+//! Gain by the order of ops: whole models on one GPU with 1, 4 and 16 micro-batches, planned in
 //! every order beside ZeRO-Infinity and `GreedySnake`, and what no plan in the program's own order
 //! can beat.
 
@@ -18,7 +18,7 @@ use tidelog_planner::simulate::{Policy, simulate};
 use tidelog_planner::tidelog::{Search, TidelogOptions};
 use tidelog_planner::trace::Trace;
 
-/// The recorded models, each with so many micro-batches.
+/// Recorded models, each with several numbers of micro-batches.
 const MODELS: [&str; 3] = ["llama3-8b", "granite-8b", "llama3-70b"];
 const MICRO_BATCHES: [u32; 3] = [1, 4, 16];
 
@@ -35,7 +35,7 @@ const EFFORTS: [(&str, Effort); 2] =
 /// The most that the best order may take of the program's own, where SSDs are the limit.
 const OVER_OWN: f64 = 0.75;
 
-/// Another system's time, or why it does not run the step.
+/// Time of another system, or why it does not run the step.
 type Other = (&'static str, Result<u64, String>);
 
 /// A step in one order.
@@ -50,12 +50,12 @@ struct Ordered {
 struct OrderRow {
     name: String,
     ideal: u64,
-    /// What no plan in the program's own order beats.
+    /// Lower bound of plans in the program's own order.
     bound: u64,
     orders: Vec<Ordered>,
     /// Orders that it does not have, and why.
     missing: Vec<(OpOrder, String)>,
-    /// Other systems: their time, or why they do not run it.
+    /// Times of other systems, or why they do not run it.
     others: Vec<Other>,
 }
 
@@ -72,7 +72,7 @@ pub(super) struct Orders {
 }
 
 impl Orders {
-    /// As many steps at a time as there are cores; told of as they are done.
+    /// Plans as many steps at a time as there are cores, and reports each as it is done.
     pub(super) fn of(names: &[String], folder: &Path, bounds: &Path) -> Result<Self, Failure> {
         let rows = side_by_side(names.len(), |index| {
             (names[index].clone(), row(&names[index], folder, bounds))
@@ -140,8 +140,8 @@ fn row(name: &str, folder: &Path, bounds: &Path) -> Result<OrderRow, Failure> {
     Ok(OrderRow { name: name.to_owned(), ideal, bound, orders, missing, others })
 }
 
-/// Both keep optimizer state on SSDs and gradients in host memory, of which there is as much as on
-/// the published machine.
+/// Plans by ZeRO-Infinity and `GreedySnake`, which both keep optimizer state on SSDs and gradients
+/// in host memory, of which there is as much as on the published machine.
 fn others(trace: &Trace) -> Result<Vec<Other>, Failure> {
     let machine = machine(CAPACITY, Some(ZERO_HOST_BYTES));
     let zero = match zero_infinity(trace, &machine) {
@@ -162,7 +162,7 @@ impl OrderRow {
         self.orders.iter().min_by_key(|one| one.time).expect("its own order is one")
     }
 
-    /// Whether transfers, not kernels, decide: no order takes less than the kernels.
+    /// Returns whether transfers, not kernels, decide: no order takes less than the kernels.
     fn is_limited_by_ssds(&self) -> bool {
         ratio(self.ideal, self.bound) < OVER_OWN
     }

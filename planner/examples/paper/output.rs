@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use tidelog_planner::lifetime::Lifetimes;
 
-/// Everything that came out.
+/// Results of all cells.
 pub(super) struct Results {
     pub(super) cells: Vec<Cell>,
     pub(super) orders: Orders,
@@ -39,7 +39,7 @@ pub(super) fn about(part: TracePart, traces: &Traces) -> String {
     )
 }
 
-/// What the paper reports beside a policy of ours, if anything.
+/// Returns the figure that the paper reports beside a policy of ours, if anything.
 pub(super) fn published_of(cell: &Cell, policy: &str) -> Option<&'static str> {
     let known = cell.part.set.published?;
     match policy {

@@ -19,7 +19,7 @@ tr.ours td.share { background: linear-gradient(90deg, var(--ours) var(--part), t
 tr.ours { font-weight: 600; }
 ";
 
-/// Where the steps' pages are, in a folder of the page's name.
+/// Folder of the steps' pages, in a folder of the page's name.
 pub(super) const STEPS: &str = "steps";
 
 /// The page of everything that came out, as the file `name`.html.

@@ -1,5 +1,5 @@
-//! What moving parts of storages brings: first stages, planned with whole storages and with parts,
-//! and what no plan with either can beat.
+//! Gain by parts of storages: first stages, planned with whole storages and with parts, and what no
+//! plan with either can beat.
 
 use super::cell::{EFFORT, machine, timed};
 use super::certificates::certificate;
@@ -24,12 +24,12 @@ pub(super) fn names() -> Vec<String> {
     published_stages().collect()
 }
 
-/// What a step is called on the command line.
+/// Returns the name of a step on the command line.
 pub(super) fn asked_as(name: &str) -> String {
     format!("{ALL}:{name}")
 }
 
-/// What a plan takes and writes.
+/// Time and written bytes of a plan.
 struct Outcome {
     time: u64,
     written: u64,
@@ -48,7 +48,8 @@ pub(super) struct PartedRow {
     name: String,
     bound: u64,
     whole: Outcome,
-    /// With how many storages, in how many parts; as with whole storages where no parts are better.
+    /// Outcome with parts: the number of storages and of their parts; as with whole storages where
+    /// no parts are better.
     parts: Outcome,
     cut: (usize, usize),
     storages: usize,

@@ -1,6 +1,6 @@
-//! What computing again brings: steps with activation checkpointing, in which each layer is
-//! computed again, kept or moved, whichever is best, beside all and none of them, and what no plan
-//! of any choice can beat.
+//! Gain by recomputation: steps with activation checkpointing, in which each layer is computed
+//! again, kept or moved, whichever is best, beside all and none of them, and what no plan of any
+//! choice can beat.
 
 use super::cell::{machine, timed};
 use super::certificates::certificate;
@@ -23,7 +23,7 @@ use tidelog_planner::units::{Bytes, Nanos};
 
 const EFFORT: Effort = Effort { instants: 600, steps: 1000 };
 
-/// Of the choices that look best after a short search, so many are planned in full.
+/// Number of choices that are planned in full, of those that look best after a short search.
 const PLANNED_IN_FULL: usize = 3;
 
 /// A step with some of its reruns left out.
@@ -49,10 +49,10 @@ pub(super) struct RecomputedRow {
     reruns: usize,
     /// The kernels' time with all reruns, and with none.
     kernels: [u64; 2],
-    /// What no plan in the program's order beats, whatever it computes again.
+    /// Lower bound of plans in the program's order, whatever it computes again.
     bound: u64,
     orders: Vec<InOrder>,
-    /// Whether the step without any rerun is the recorded one without checkpointing, where there is
+    /// True if the step without any rerun is the recorded one without checkpointing, where there is
     /// one.
     is_plain: Option<bool>,
 }
@@ -66,7 +66,7 @@ pub(super) fn names() -> Vec<String> {
     published_stages().chain(orders::names()).collect()
 }
 
-/// What a step is called on the command line.
+/// Returns the name of a step on the command line.
 pub(super) fn asked_as(name: &str) -> String {
     format!("{ALL}:{name}")
 }

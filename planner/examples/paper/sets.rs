@@ -120,19 +120,19 @@ impl TracePart {
         staged.chain(whole).collect()
     }
 
-    /// What its files are called, without their endings.
+    /// Returns the name of its files, without their endings.
     pub(super) fn file(self) -> String {
         let stage = self.stage.map_or(String::new(), |stage| format!("-stage{stage}"));
         format!("{}{stage}", self.set.name)
     }
 
-    /// For people.
+    /// Returns the title, for people.
     pub(super) fn title(self) -> String {
         let stage = self.stage.map_or(String::new(), |stage| format!(", stage {stage}"));
         format!("{}{stage}", self.set.name)
     }
 
-    /// Whether it is the first of its set.
+    /// Returns whether the trace part is the first of its set.
     pub(super) fn is_first(self) -> bool {
         self.stage.is_none_or(|stage| stage == 0)
     }

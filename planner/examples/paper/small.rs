@@ -19,17 +19,17 @@ const SEED: u64 = 20_260;
 /// end.
 const ITERATIONS: u32 = 40;
 
-/// What freedom brings is looked at in steps that are so much larger, and take so much longer: that
+/// Factor by which steps are larger, and take longer, where the gain of freedom is measured: that
 /// times are whole nanoseconds is then no matter.
 const TIMES: u64 = 1000;
 
-/// Storages in pieces are in pieces of at most so much: they are up to 40 bytes large before.
+/// Limit of the pieces of storages in pieces: they are up to 40 bytes large before.
 const PIECE: Bytes = Bytes(16 * TIMES);
 
 /// Every op is an instant.
 const EFFORT: Effort = Effort { instants: 1 << 20, steps: 60 };
 
-/// What came out.
+/// Results of small instances.
 #[derive(Default, Serialize)]
 pub(super) struct Small {
     pub(super) instances: u32,
@@ -43,8 +43,7 @@ pub(super) struct Small {
     pub(super) best: u32,
     #[serde(rename = "worst_over_best_per_mille")]
     pub(super) worst_per_mille: u32,
-    /// How often a step or a machine with more freedom was planned, how often that took longer, and
-    /// how much longer at most.
+    /// Number of plans with more freedom, of those that took longer, and the most that one did.
     pub(super) freed: u32,
     pub(super) slower: u32,
     #[serde(rename = "worst_over_less_freedom_per_mille")]

@@ -19,7 +19,7 @@ const PUBLISHED: [(&str, f64); 2] = [("gpt-65b", 1.96), ("gpt-175b", 2.53)];
 const SSDS: [u64; 3] = [3_200, 5_000, 6_400];
 const JUDGED: usize = 1;
 
-/// How far off a ratio may be.
+/// Tolerance of a ratio.
 const WITHIN: f64 = 0.15;
 
 /// One model: its published ratio, and that on SSDs of each rate.

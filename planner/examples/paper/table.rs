@@ -5,14 +5,14 @@ use serde_json::Value;
 use std::path::Path;
 use tidelog_planner::trace::Trace;
 
-/// What one step shows.
+/// Row of a table: one step.
 pub(super) trait TableRow: Send {
-    /// For the terminal.
+    /// Returns the text for the terminal.
     fn text(&self) -> String;
-    /// What must not be.
+    /// Returns the marks that are missed.
     fn missed(&self) -> Vec<String>;
     fn json(&self) -> Value;
-    /// For the page's table.
+    /// Returns the row of the page's table.
     fn html(&self) -> String;
 }
 
@@ -22,7 +22,8 @@ pub(super) struct Table<R> {
 }
 
 impl<R: TableRow> Table<R> {
-    /// As many steps at a time as there are cores; told of, with `what` is done, as they are done.
+    /// Makes the rows of as many steps at a time as there are cores, and reports each with `what`
+    /// as it is done.
     pub(super) fn of(
         names: &[String],
         what: &str,
@@ -37,7 +38,7 @@ impl<R: TableRow> Table<R> {
         Ok(Self { rows })
     }
 
-    /// What must not be.
+    /// Returns the marks that are missed.
     pub(super) fn missed(&self) -> Vec<String> {
         self.rows.iter().flat_map(R::missed).collect()
     }
@@ -61,7 +62,7 @@ pub(super) fn read(folder: &Path, file: &str) -> Result<Trace, Failure> {
     Ok(Trace::from_json(&text)?)
 }
 
-/// The same with activation checkpointing.
+/// Reads a trace with activation checkpointing.
 pub(super) fn read_checkpointed(folder: &Path, name: &str) -> Result<Trace, Failure> {
     read(folder, &format!("{name}-checkpointed"))
 }

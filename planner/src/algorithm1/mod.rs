@@ -28,15 +28,15 @@ use std::collections::{BinaryHeap, HashMap};
 /// layers of a network are alike, and telling near ties apart exactly costs several times the time.
 const TIE_BITS: u32 = 6;
 
-/// How a period's benefit is weighed against its cost. `time` is the time of the ops over capacity
-/// that the eviction would relieve.
+/// Score of a period, its benefit weighed against its cost. `time` is the time of the ops over
+/// capacity that the eviction would relieve.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Score {
     /// Size times time, divided by the time that both transfers take on the links as promised so
     /// far, waiting included.
     #[default]
     PerTransferTime,
-    /// As the paper's listing prints it: benefit over size, which leaves the time.
+    /// Benefit over size, as the paper's listing prints it, which leaves the time.
     PerByte,
     /// Size times time.
     Benefit,
@@ -47,19 +47,20 @@ impl Score {
     pub const ALL: [Self; 3] = [Self::PerTransferTime, Self::PerByte, Self::Benefit];
 }
 
-/// What the published algorithm leaves open, and what goes beyond it.
+/// Options where the published algorithm leaves a choice, and for what goes beyond it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Algorithm1Options {
-    /// How periods are ranked.
+    /// Score by which periods are ranked.
     pub score: Score,
     /// Charge no write for a period whose bytes an earlier chosen period has already written.
     /// Not in the paper. At run time a clean copy is never written again, planned or not.
     pub clean_drop: bool,
-    /// Also evict what is not used again before it dies, or not used at all. Not in the paper.
+    /// True to evict also storages that are not used again before they die, or not used at all. Not
+    /// in the paper.
     pub unused: bool,
 }
 
-/// What the ledgers say about one period.
+/// Offer of the ledgers for one period.
 struct Offer {
     target: Target,
     /// The unrolled ops whose memory the eviction relieves.
@@ -108,7 +109,7 @@ struct Planner<'a> {
     pressure: Pressure,
     ssd: Links,
     host: Option<Host>,
-    /// Per storage and contents which of their periods writes them: the earliest chosen one.
+    /// Earliest chosen period that writes, for each storage and contents.
     written: HashMap<(PlanStorage, ContentVersion), (bool, u32)>,
     rows: Vec<Migration>,
     bytes: PlannedBytes,
@@ -170,7 +171,7 @@ impl<'a> Planner<'a> {
         offers.into()
     }
 
-    /// What moving period `index` would do now; `None` if it cannot help any more.
+    /// Returns the effect of moving period `index` now; `None` if it cannot help any more.
     fn offer(&mut self, index: usize) -> Option<Offer> {
         let period = &self.periods[index];
         if let Some(offer) = self.offer_over(period, Target::Ssd) {
@@ -223,7 +224,7 @@ impl<'a> Planner<'a> {
         Some(Offer { target, relieved: (from, to), score })
     }
 
-    /// Whether evicting the period costs a write.
+    /// Returns whether evicting the period costs a write.
     fn writes(&self, period: &Period) -> bool {
         if !self.options.clean_drop {
             return true;

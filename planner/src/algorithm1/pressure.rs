@@ -1,4 +1,4 @@
-//! Which ops are over capacity, for how long, and what an eviction would do about it.
+//! Pressure on memory: the ops over capacity, for how long they are, and the effect of an eviction.
 
 use super::ranges::{Ranges, signed};
 use crate::cost::{Fenwick, Timeline};
@@ -9,10 +9,10 @@ pub(super) struct Pressure {
     ops: u32,
     /// `M'` minus the capacity of each op that is still over it.
     over: Ranges,
-    /// For each op that is still over capacity its duration plus one nanosecond (an op without a
+    /// Durations of ops that are still over capacity, each plus one nanosecond (an op without a
     /// duration is worth relieving too), else 0.
     times: Fenwick,
-    /// How many ops are still over capacity.
+    /// Number of ops that are still over capacity.
     count: u32,
 }
 
@@ -31,17 +31,17 @@ impl Pressure {
         pressure
     }
 
-    /// Whether every op fits.
+    /// Returns whether every op fits.
     pub(super) fn relieved(&self) -> bool {
         self.count == 0
     }
 
-    /// How many ops do not fit.
+    /// Returns the number of ops that do not fit.
     pub(super) fn ops_over(&self) -> u32 {
         self.count
     }
 
-    /// By how much the worst op does not fit.
+    /// Returns the bytes by which the worst op does not fit.
     pub(super) fn worst(&mut self) -> Bytes {
         Bytes(u64::try_from(self.over.maximum(0, self.ops)).unwrap_or(0))
     }

@@ -3,10 +3,10 @@
 
 use crate::units::Bytes;
 
-/// Below any sum of sizes that can occur: marks an op that has been taken out.
+/// Value below any sum of sizes that can occur: marks an op that has been taken out.
 const GONE: i64 = i64::MIN / 2;
 
-/// More than all storages of a valid trace together; a larger budget is as good as none.
+/// Memory more than all storages of a valid trace together; a larger budget is as good as none.
 const PLENTY: u64 = 1 << 54;
 
 /// An amount that may be subtracted.

@@ -19,17 +19,18 @@ use crate::units::Nanos;
 /// end.
 const STEPS: [f64; 2] = [0.05, 0.003];
 
-/// The same where bytes alone count: most of memory's prices are nothing then, and the others high.
+/// Step sizes where bytes alone count: most of memory's prices are nothing then, and the others
+/// high.
 const STEPS_FOR_BYTES: [f64; 2] = [0.5, 0.01];
 
-/// How often the prices are rounded and looked at as a certificate.
+/// Interval, in steps, at which the prices are rounded and checked as a certificate.
 const CERTIFY_EVERY: u32 = 20;
 
 /// The temperature at a round's beginning and end, as a part of what writing a byte takes.
 const FIRST_WARMTH: f64 = 0.01;
 const LAST_WARMTH: f64 = 0.00005;
 
-/// Of the slopes before (and of their squares) this much counts in the next step.
+/// Share of the slopes before (and of their squares) that counts in the next step.
 const KEEP: f64 = 0.9;
 const KEEP_SQUARE: f64 = 0.98;
 
@@ -48,17 +49,18 @@ pub(super) struct DualAscent {
     best: (Nanos, Prices, IntervalValues),
 }
 
-/// What the search is for.
+/// Goal of the search.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Aim {
     /// ns per byte written to SSDs, on top of the prices.
     pub(super) write_penalty: f64,
-    /// Whether that is what memory is worth, and not the links' time.
+    /// True if the goal is what memory is worth, and not the links' time.
     pub(super) bytes: bool,
 }
 
 impl Aim {
-    /// What a byte out of memory costs beside what moving it takes: how far prices will go.
+    /// Returns the cost of a byte out of memory relative to that of moving it: how far prices will
+    /// go.
     fn beside(self) -> f64 {
         if self.bytes { self.write_penalty } else { 0.0 }
     }
@@ -69,7 +71,7 @@ impl Aim {
 }
 
 impl DualAscent {
-    /// From the prices of a coarser round where there is one.
+    /// Starts with the prices of a coarser round where there is one.
     pub(super) fn new(relaxation: &Relaxation, coarse: Option<&Self>, aim: Aim) -> Self {
         let instants = relaxation.instants().to_vec();
         let round_trip =
@@ -141,7 +143,7 @@ impl DualAscent {
         (*value, prices.clone())
     }
 
-    /// How the bound changes with each price, per unit of [`Self::point`].
+    /// Returns the slope of the bound in each price, per unit of [`Self::point`].
     fn slope(
         &self,
         relaxation: &Relaxation,
@@ -197,7 +199,8 @@ struct Stride {
 }
 
 impl Stride {
-    /// How far to go, in steps. `seen`: how much of mean and square the slopes so far make up.
+    /// Returns the length of the next move, in steps. `seen`: how much of mean and square the
+    /// slopes so far make up.
     fn along(&mut self, slope: f64, seen: [f64; 2]) -> f64 {
         self.mean = KEEP * self.mean + (1.0 - KEEP) * slope;
         self.square = KEEP_SQUARE * self.square + (1.0 - KEEP_SQUARE) * slope * slope;
@@ -205,7 +208,7 @@ impl Stride {
     }
 }
 
-/// Back to prices that prove something: none below zero, links no more than the time.
+/// Projects prices to prices that prove something: none below zero, links no more than the time.
 fn project(point: &mut [f64; KINDS]) {
     for price in point.iter_mut() {
         *price = price.max(0.0);

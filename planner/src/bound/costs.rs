@@ -2,15 +2,15 @@
 
 use super::states::{Instant, IntervalPrices, IntervalStep, out_on};
 
-/// What a byte's life costs: whole numbers to certify, floating point to search.
+/// Cost of a byte's life: whole numbers to certify, floating point to search.
 pub(super) trait Cost: Copy {
     const NOTHING: Self;
-    /// More than any life costs, and far enough from overflow to be added up.
+    /// Cost of more than any life costs, and far enough from overflow to be added up.
     const FORBIDDEN: Self;
 
     fn plus(self, other: Self) -> Self;
 
-    /// Whichever is cheapest.
+    /// Returns the cheapest of the costs.
     fn either<const S: usize>(ways: [Self; S]) -> Self;
 }
 
@@ -18,7 +18,8 @@ impl Cost for u64 {
     const NOTHING: Self = 0;
     const FORBIDDEN: Self = 1 << 60;
 
-    /// What would cost more than is forbidden is taken to cost less: true, if not all of the truth.
+    /// Adds costs; a sum that is forbidden is lowered to the largest one: true, if not all of the
+    /// truth.
     fn plus(self, other: Self) -> Self {
         (self + other).min(Self::FORBIDDEN)
     }
@@ -37,7 +38,7 @@ pub(super) struct Warm(pub(super) f64);
 const NEVER: f64 = 30.0;
 
 impl Warm {
-    /// How often a way of this cost is taken where all ways together cost `all`.
+    /// Returns the frequency of a way of this cost where all ways together cost `all`.
     pub(super) fn share(self, all: Self) -> f64 {
         let beyond = self.0 - all.0;
         if beyond < NEVER { (-beyond).exp() } else { 0.0 }
@@ -68,7 +69,7 @@ impl Cost for Warm {
 /// Costs from each state to each.
 pub(super) type Matrix<C, const S: usize> = [[C; S]; S];
 
-/// What a step costs at these rates.
+/// Returns the costs of a step at these rates.
 pub(super) fn matrix<C: Cost, const S: usize>(
     step: IntervalStep,
     rates: &IntervalPrices<C>,
@@ -96,14 +97,14 @@ pub(super) fn product<C: Cost, const S: usize>(
     std::array::from_fn(|from| after(&first[from], second))
 }
 
-/// What reaching each state costs after one more stretch.
+/// Returns the costs of reaching each state after one more stretch.
 pub(super) fn after<C: Cost, const S: usize>(before: &[C; S], stretch: &Matrix<C, S>) -> [C; S] {
     std::array::from_fn(|to| {
         C::either::<S>(std::array::from_fn(|by| before[by].plus(stretch[by][to])))
     })
 }
 
-/// What is still to pay from each state before one more stretch.
+/// Returns the costs that are still to pay from each state before one more stretch.
 pub(super) fn before<C: Cost, const S: usize>(stretch: &Matrix<C, S>, after: &[C; S]) -> [C; S] {
     std::array::from_fn(|from| {
         C::either::<S>(std::array::from_fn(|by| stretch[from][by].plus(after[by])))

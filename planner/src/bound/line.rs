@@ -1,4 +1,4 @@
-//! From a storage's uses to the stretches of its life.
+//! Stretches of a storage's life, made from its uses.
 
 use super::lives::LifetimeEnd;
 use super::states::{Instant, IntervalEvent, IntervalStep};
@@ -21,7 +21,7 @@ impl IntervalLine<'_> {
         (round + 1) * self.instants.len() + before - 1
     }
 
-    /// Whether an op begins at the instant of its interval.
+    /// Returns whether an op begins at the instant of its interval.
     fn at_instant(&self, op: u32) -> bool {
         self.instants.binary_search(&(op % self.ops)).is_ok()
     }
@@ -34,7 +34,7 @@ impl IntervalLine<'_> {
         (first..=self.interval(death)).map(|interval| interval % self.instants.len()).collect()
     }
 
-    /// What a storage's life is made of; nothing where no instant sees it.
+    /// Returns the stretches of a storage's life; nothing where no instant sees it.
     pub(super) fn stretches(
         &self,
         life: Lifetime,
@@ -66,7 +66,8 @@ impl IntervalLine<'_> {
         }
     }
 
-    /// From one modification to the same one of the next iteration, if there is any.
+    /// Returns the stretches from one modification to the same one of the next iteration, if there
+    /// is any.
     fn for_ever(&self, uses: &[At]) -> (Vec<StretchId>, LifetimeEnd) {
         let count = self.instants.len();
         let mut steps = self.steps(uses);

@@ -6,15 +6,15 @@ use super::states::DIRTY;
 use super::stretches::{StretchId, Stretches};
 use std::collections::HashMap;
 
-/// How a life ends.
+/// End of a life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum LifetimeEnd {
-    /// It is made in its first interval, dirty, and is gone after its last one.
+    /// Death: the storage is made in its first interval, dirty, and is gone after its last one.
     Death,
-    /// The same, but it lives for ever: after its last interval it is modified as it was in the
-    /// first.
+    /// Modification: the storage lives for ever: after its last interval it is modified as it was
+    /// in the first.
     Modified,
-    /// Nothing ever modifies it: a life is one iteration of it.
+    /// None: nothing ever modifies it: a life is one iteration of it.
     Never,
 }
 
@@ -39,7 +39,7 @@ impl Lives {
         &self.stretches[life.first as usize..][..life.count as usize]
     }
 
-    /// What the cheapest lives of all bytes cost.
+    /// Returns the cost of the cheapest lives of all bytes.
     pub(super) fn cost<const S: usize>(&self, costs: &Stretches<u64, S>) -> i128 {
         let cost = |life| i128::from(cheapest(costs, self.of(life), life.end));
         self.all.iter().map(|life| i128::from(life.bytes) * cost(life)).sum()
@@ -109,7 +109,7 @@ fn cheapest_cycle<const S: usize>(costs: &Stretches<u64, S>, life: &[StretchId])
     cheapest
 }
 
-/// In that state, at no cost.
+/// Returns costs that allow one state, at no cost.
 pub(super) fn only<C: Cost, const S: usize>(state: usize) -> [C; S] {
     std::array::from_fn(|one| if one == state { C::NOTHING } else { C::FORBIDDEN })
 }
@@ -117,7 +117,7 @@ pub(super) fn only<C: Cost, const S: usize>(state: usize) -> [C; S] {
 /// Spreads the bytes of lives over their ways, by what these cost.
 #[derive(Default)]
 pub(super) struct Spreading<const S: usize> {
-    /// What reaching each state costs, along one life.
+    /// Costs of reaching each state along one life.
     reached: Vec<[Warm; S]>,
 }
 
@@ -153,7 +153,7 @@ impl<const S: usize> Spreading<S> {
         }
     }
 
-    /// What a byte's life costs, all its ways together.
+    /// Returns the cost of a byte's life, all its ways together.
     pub(super) fn cost(
         &mut self,
         costs: &Stretches<Warm, S>,
@@ -167,7 +167,8 @@ impl<const S: usize> Spreading<S> {
         }
     }
 
-    /// What a closed walk from each state costs; what nothing modifies has had a copy for ever.
+    /// Returns the costs of a closed walk from each state; what nothing modifies has had a copy for
+    /// ever.
     fn around(&mut self, costs: &Stretches<Warm, S>, life: &[StretchId]) -> [Warm; S] {
         std::array::from_fn(|state| match state {
             DIRTY => Warm::FORBIDDEN,
@@ -184,7 +185,7 @@ impl<const S: usize> Spreading<S> {
         &self.reached[life.len()]
     }
 
-    /// Back along the walk: what each way of each stretch has of all ways.
+    /// Walks back along the walk: what each way of each stretch has of all ways.
     fn back(
         &self,
         costs: &Stretches<Warm, S>,

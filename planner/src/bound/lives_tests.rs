@@ -42,8 +42,8 @@ fn every_run_costs_what_its_intervals_do() {
     }
 }
 
-/// What is modified in each iteration: no cycle of several iterations is cheaper than the cheapest
-/// of one.
+/// Checks that a storage modified in each iteration has no cycle of several iterations that is
+/// cheaper than the cheapest of one.
 #[test]
 fn a_modified_life_needs_one_turn() {
     const S: usize = states(2);

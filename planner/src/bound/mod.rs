@@ -1,5 +1,4 @@
-//! What no policy can beat: a certified lower bound on the time of an iteration in the steady
-//! state.
+//! Lower bound, certified, on the time of an iteration in the steady state.
 //!
 //! The machine is relaxed until every storage can be looked at alone: bytes move singly, memory is
 //! only looked at when some ops begin (the *instants*), and between two instants only the bytes
@@ -29,15 +28,14 @@ pub use skips::{MadeTwice, Skippable};
 /// The number of instants that the search begins with; each further round doubles it.
 const INSTANTS_FIRST: u32 = 75;
 
-/// What a byte written costs on top where bytes alone count, in the time that writing it takes: so
-/// much that an iteration three times as long as its kernels is proved to write hardly less than
-/// one without end.
+/// Cost of a written byte on top of its time, where bytes alone count: so much that an iteration
+/// three times as long as its kernels is proved to write hardly less than one without end.
 const FLOOR_PENALTY: f64 = 8192.0;
 
-/// And at most, in ns: prices have an end.
+/// Limit of that cost, in ns: prices have an end.
 const FLOOR_PENALTY_MAX: f64 = 1024.0;
 
-/// How much work the search for prices may do.
+/// Limit of the work of the search for prices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effort {
     /// The most instants at which memory is looked at.
@@ -55,7 +53,7 @@ impl Default for Effort {
 /// One round of the search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Round {
-    /// How many instants it looked at.
+    /// Number of instants of the relaxation.
     pub instants: u32,
     /// The bound that its best prices certify.
     pub time: Nanos,
@@ -66,7 +64,7 @@ pub struct Round {
 pub struct Bound {
     /// No policy's average iteration is shorter.
     pub time: Nanos,
-    /// What it is proved with.
+    /// Relaxation by which it is proved.
     pub relaxation: Relaxation,
     /// The certificate: `relaxation.value(&prices)` is `time`.
     pub prices: Prices,
@@ -86,7 +84,7 @@ pub fn lower_bound(
     with_toll(trace, machine, effort, 0.0)
 }
 
-/// The same with every byte written to SSDs costing this many nanoseconds on top.
+/// Computes the bound with every byte written to SSDs costing this many nanoseconds on top.
 ///
 /// # Errors
 /// As [`lower_bound`].
@@ -145,9 +143,9 @@ fn search(
 pub(crate) struct PriceSearch {
     effort: Effort,
     aim: Aim,
-    /// What iterations may leave out.
+    /// Groups of ops that iterations may leave out.
     groups: Vec<Skippable>,
-    /// How many instants the round under way was to have.
+    /// Number of instants that the round in progress was to have.
     instants: u32,
     under_way: Option<(Relaxation, DualAscent)>,
     rounds: Vec<Round>,
@@ -155,7 +153,7 @@ pub(crate) struct PriceSearch {
 }
 
 impl PriceSearch {
-    /// The same prices as [`with_toll`] finds.
+    /// Returns the prices that [`with_toll`] finds.
     pub(crate) fn with_toll(
         trace: &Trace,
         machine: &Machine,
@@ -206,7 +204,8 @@ impl PriceSearch {
         true
     }
 
-    /// What was found. The rounds are those that are over; there must be one.
+    /// Returns the bound of the rounds that are over, of which there must be one. The rounds are
+    /// those that are over; there must be one.
     pub(crate) fn into_bound(self) -> Bound {
         let mut bound = self.best.expect("a round is over");
         bound.rounds = self.rounds;

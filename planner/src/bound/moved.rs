@@ -1,4 +1,4 @@
-//! What the cheapest lives move under given prices, each interval: with it the bound changes as
+//! Moves of the cheapest lives under given prices, in each interval: with it the bound changes as
 //! prices do.
 
 #![allow(clippy::cast_precision_loss, reason = "for the search, which may be inexact")]

@@ -17,7 +17,7 @@ const PRICE_BITS: u32 = 32;
 /// No byte is worth more than this much: sums over a life stay far below what a word holds.
 const PRICE_MAX: u64 = 1 << 44;
 
-/// What the resources of an iteration are worth, in 2^-32 ns per byte.
+/// Prices of the resources of an iteration, in 2^-32 ns per byte.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Prices {
@@ -29,8 +29,8 @@ pub struct Prices {
     pub write: Vec<[u64; TIERS_MAX]>,
     /// A byte kept in host memory at each instant.
     pub room: Vec<u64>,
-    /// What every byte written to SSDs costs on top: with it, time plus write penalty times bytes
-    /// written is bounded.
+    /// Penalty of every byte written to SSDs: with it, time plus write penalty times bytes written
+    /// is bounded.
     pub write_penalty: u64,
 }
 
@@ -40,21 +40,21 @@ pub enum BadPrices {
     /// Made for other instants.
     #[error("prices for {found} instants, the relaxation has {expected}")]
     Count {
-        /// How many there are.
+        /// Number of prices.
         found: usize,
-        /// How many there should be.
+        /// Number that is needed.
         expected: usize,
     },
     /// The links of an interval cost more than its time is worth.
     #[error("interval {interval}: transfers cost more than the time that they take")]
     Link {
-        /// Which one.
+        /// Index of the interval.
         interval: usize,
     },
     /// A price that no sum should hold.
     #[error("interval {interval}: a price is beyond 2^44")]
     TooHigh {
-        /// Which one.
+        /// Index of the interval.
         interval: usize,
     },
 }
@@ -62,11 +62,11 @@ pub enum BadPrices {
 /// The relaxed problem of one trace on one machine.
 #[derive(Clone, Debug)]
 pub struct Relaxation {
-    /// How many instants were asked for.
+    /// Number of instants that was asked for.
     wanted: u32,
     /// The op that begins at each instant.
     instants: Vec<u32>,
-    /// How long each interval lasts at least, without the ops that may be left out.
+    /// Least duration of each interval, without the ops that may be left out.
     durations: Vec<u64>,
     /// Room for storages that can move at each instant; below zero where nothing helps.
     pub(super) room: Vec<i64>,
@@ -89,7 +89,7 @@ impl Relaxation {
         Self::with_skips(trace, machine, instants, &[])
     }
 
-    /// The same where an iteration may leave ops out, whichever it likes.
+    /// Relaxes a step where an iteration may leave ops out, whichever it likes.
     pub fn with_skips(
         trace: &Trace,
         machine: &Machine,
@@ -143,7 +143,8 @@ impl Relaxation {
         }
     }
 
-    /// How many instants were asked for: with the trace and the machine, what it is made of.
+    /// Returns the number of instants that was asked for: with the trace and the machine, what it
+    /// is made of.
     pub fn wanted(&self) -> u32 {
         self.wanted
     }
@@ -158,7 +159,8 @@ impl Relaxation {
         &self.durations
     }
 
-    /// What these prices prove: the average iteration of any run takes at least this long.
+    /// Returns the bound that these prices prove: the average iteration of any run takes at least
+    /// this long.
     pub fn value(&self, prices: &Prices) -> Result<Nanos, BadPrices> {
         let (mut value, rates, left) = self.priced(prices)?;
         value += match self.tiers.len() {
@@ -168,7 +170,7 @@ impl Relaxation {
         Ok(Nanos(u64::try_from(value >> PRICE_BITS).unwrap_or(0)))
     }
 
-    /// What these prices say that leaving each group of ops out saves, in 2^-32 ns: where it is
+    /// Returns the gain of leaving each group of ops out at these prices, in 2^-32 ns: where it is
     /// more than nothing, they are better left out.
     pub fn saved_by_leaving_out(&self, prices: &Prices) -> Result<Vec<i128>, BadPrices> {
         let (_, rates, left) = self.priced(prices)?;
@@ -179,8 +181,7 @@ impl Relaxation {
         Ok(both.into_iter().map(|[run, left_out]| run - left_out).collect())
     }
 
-    /// What the prices make of time and room, what bytes pay, and what a nanosecond of each
-    /// interval is worth beside its links.
+    /// Prices time and memory, bytes, and a nanosecond of each interval beside its links.
     #[allow(clippy::type_complexity, reason = "what a value is made of")]
     fn priced(
         &self,
@@ -237,8 +238,8 @@ impl Relaxation {
         Ok(Bytes(u64::try_from(bytes).unwrap_or(u64::MAX)))
     }
 
-    /// What a nanosecond of the interval is worth beside its links, times 10^9 times 2^32; `None`
-    /// if that is less than nothing.
+    /// Returns the worth of a nanosecond of the interval beside its links, times 10^9 times 2^32;
+    /// `None` if that is less than nothing.
     fn time_left(&self, rate: &IntervalPrices<u64>) -> Option<i128> {
         let links = self.tiers.iter().enumerate().map(|(index, tier)| {
             i128::from(tier.read.0) * i128::from(rate.read[index])
@@ -260,7 +261,7 @@ impl Relaxation {
     }
 }
 
-/// What every stretch costs where bytes pay this much.
+/// Returns the costs of every stretch at these prices of bytes.
 fn priced<const S: usize>(rates: &[IntervalPrices<u64>]) -> Stretches<u64, S> {
     let mut costs = Stretches::<u64, S>::new(Layout { count: rates.len() });
     costs.price(rates);

@@ -18,18 +18,18 @@ use std::ops::Range;
 pub struct Skippable {
     /// The ops.
     pub ops: Range<u32>,
-    /// What they make.
+    /// Storages that the ops make.
     pub made: Vec<MadeTwice>,
 }
 
 /// A storage that ops make which may be left out, and what stands for it then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MadeTwice {
-    /// What the ops make.
+    /// Storage that the ops make.
     pub again: PlanStorage,
-    /// What holds the same bytes, made before.
+    /// Storage of the same bytes, made before.
     pub first: PlanStorage,
-    /// Whether `again` is used after these ops: `first` has to live on for that.
+    /// True if `again` is used after these ops: `first` has to live on for that.
     pub outlives: bool,
 }
 
@@ -47,7 +47,7 @@ struct Way {
 struct Skip {
     run: Way,
     left_out: Way,
-    /// What lives in either way, for the search.
+    /// Bytes that live in either way, for the search.
     bytes: u64,
 }
 
@@ -61,11 +61,11 @@ pub(super) struct Skips {
 pub(super) struct LivesOfTrace {
     pub(super) lifetimes: Vec<Lifetime>,
     pub(super) uses: Vec<Vec<At>>,
-    /// Whether a storage's life is a matter of a group.
+    /// True if a storage's life is a matter of a group.
     pub(super) is_optional: Vec<bool>,
 }
 
-/// Whether each op may be left out.
+/// Returns whether each op may be left out.
 pub(super) fn may_be_left_out(trace: &Trace, groups: &[Skippable]) -> Vec<bool> {
     let mut ops = vec![false; trace.ops.len()];
     for op in groups.iter().flat_map(|group| group.ops.clone()) {
@@ -139,8 +139,8 @@ impl Skips {
         skips
     }
 
-    /// What the groups' cheaper ways cost. `left`: what a nanosecond of each interval is worth,
-    /// times 10^9.
+    /// Returns the cost of the groups' cheaper ways. `left`: what a nanosecond of each interval is
+    /// worth, times 10^9.
     pub(super) fn cost<const S: usize>(
         &self,
         lives: &Lives,
@@ -151,7 +151,7 @@ impl Skips {
         ways.map(|[run, left_out]| run.min(left_out)).sum()
     }
 
-    /// What each group costs if it runs, and if it is left out.
+    /// Returns the cost of each group if it runs, and if it is left out.
     pub(super) fn both<const S: usize>(
         &self,
         lives: &Lives,

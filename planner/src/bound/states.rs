@@ -1,10 +1,10 @@
-//! Where a byte is at an instant, and what brings it from one instant to the next.
+//! States of a byte at an instant, and the moves from one instant to the next.
 //!
 //! At an instant a byte is in memory without a valid copy (*dirty*), in memory beside its copy on a
 //! tier (*clean*), or on the tier only (*out*). Between two instants it may be written, read, both
 //! or neither; a use in between brings it in, a modification makes its copy worthless.
 
-/// Where bytes can go: SSDs, and host memory where the machine has it.
+/// Limit of tiers: SSDs, and host memory where the machine has it.
 pub(super) const TIERS_MAX: usize = 2;
 
 /// Dirty, then clean and out per tier.
@@ -24,14 +24,14 @@ const fn copy_on(state: usize) -> Option<usize> {
     if state == DIRTY { None } else { Some((state - 1) / 2) }
 }
 
-/// What an interval holds for a storage.
+/// Event of a storage in an interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum IntervalEvent {
     /// No use.
     Idle,
-    /// It is read.
+    /// Read by an op.
     Read,
-    /// It is changed, and perhaps read.
+    /// Modified by an op, and perhaps read.
     Modify,
 }
 
@@ -45,9 +45,9 @@ pub(super) struct IntervalStep {
 /// The instant that an interval begins with, for a storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Instant {
-    /// It is not there yet.
+    /// Absent: not made yet.
     Before,
-    /// It is anywhere.
+    /// Free to be anywhere.
     Free,
     /// The op uses it: it is in memory.
     Held,
@@ -65,12 +65,12 @@ impl IntervalStep {
         Self { event: IntervalEvent::Modify, instant: Instant::Before },
     ];
 
-    /// Both in one interval.
+    /// Combines two events of one interval.
     pub(super) fn and(self, other: Self) -> Self {
         Self { event: self.event.max(other.event), instant: self.instant.max(other.instant) }
     }
 
-    /// What moves on the cheapest way between two states, where there is one.
+    /// Returns the moves of the cheapest way between two states, where there is one.
     pub(super) fn moves(self, from: usize, to: usize) -> Option<TierMoves> {
         match self.instant {
             Instant::Before if from != DIRTY => return None,
@@ -99,7 +99,7 @@ pub(super) struct TierMoves {
     pub(super) written: Option<usize>,
 }
 
-/// What is paid in one interval and at the instant it begins with.
+/// Prices of one interval and of the instant it begins with.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IntervalPrices<C> {
     pub(super) memory: C,

@@ -9,7 +9,7 @@ use super::states::{IntervalPrices, IntervalStep};
 /// Names a stretch: a single step in an interval (by its place in [`Step::KINDS`]), or an idle run.
 pub(super) type StretchId = u32;
 
-/// Where stretches of `count` intervals stand.
+/// Layout of stretches of `count` intervals.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     pub(super) count: usize,
@@ -76,7 +76,7 @@ struct Run {
     second: StretchId,
 }
 
-/// What every stretch costs at some prices.
+/// Costs of every stretch at some prices.
 pub(super) struct Stretches<C, const S: usize> {
     pub(super) layout: Layout,
     runs: Vec<Run>,

@@ -31,7 +31,7 @@ fn what_must_come_in_takes_its_time() {
     assert!((19_800..=20_000).contains(&bound.time.0), "{}", bound.time.0);
 }
 
-/// The same, modified: what comes in while the other leaves shares no time with it.
+/// Checks for modified storages that what comes in while the other leaves shares no time with it.
 #[test]
 fn a_write_overlaps_a_read_only_as_far_as_memory_allows() {
     let mut b = Builder::default();
@@ -145,7 +145,8 @@ fn no_policy_beats_the_bound() {
     assert!(above_kernels > 200, "only {above_kernels} bounds say more than the kernels' time");
 }
 
-/// What is made between two iterations may leave before it is used, as what is born in one may.
+/// Checks that storages made between two iterations may leave before their use, as those that are
+/// born in one may.
 #[test]
 fn no_policy_beats_the_bound_of_arrivals() {
     let mut random = Random::new(2027);
@@ -166,7 +167,7 @@ fn no_policy_beats_the_bound_of_arrivals() {
     assert!(above_kernels > 100, "only {above_kernels} bounds say more than the kernels' time");
 }
 
-/// Both leave changed in each iteration; no more is proved, and hardly less.
+/// Checks two storages that leave changed in each iteration; no more is proved, and hardly less.
 #[test]
 fn what_is_changed_and_must_leave_is_written() {
     let mut b = Builder::default();

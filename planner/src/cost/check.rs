@@ -1,11 +1,12 @@
-//! Whether a machine's figures can be: a rate of nothing would make a step without end, and sums of
+//! True if a machine's figures can be: a rate of nothing would make a step without end, and sums of
 //! absurd ones wrap.
 
 use super::Machine;
 use crate::trace::Trace;
 use crate::units::{Bandwidth, Bytes, Nanos};
 
-/// More than any link carries, any memory holds and any latency lasts is a slip of the pen.
+/// Limit of rates, times and sizes: more than any link carries, any memory holds and any latency
+/// lasts is a slip of the pen.
 const RATE_MOST: u64 = 1 << 53;
 const MEMORY_MOST: u64 = 1 << 60;
 const LATENCY_MOST: u64 = 3_600_000_000_000;
@@ -18,27 +19,27 @@ const MOVING_MOST: u128 = 1 << 53;
 /// budget without end is no reason to refuse a machine, unless times wrap.
 const MEMORY_TIME_MOST: u128 = 1 << 60;
 
-/// What is wrong with a machine.
+/// Error of a machine's description.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MachineError {
-    /// Nothing moves, or nothing fits.
+    /// The figure is zero: nothing moves, or nothing fits.
     #[error("{what} is 0 {unit}: it must be more than nothing")]
     Zero {
         /// The field, as a machine file calls it.
         what: String,
-        /// What it counts.
+        /// Unit of the figure.
         unit: &'static str,
     },
-    /// More than there can be.
+    /// The figure is more than there can be.
     #[error("{what} is {value} {unit}: more than {most} {unit} cannot be right")]
     TooLarge {
         /// The field.
         what: String,
-        /// Its figure.
+        /// The figure.
         value: u64,
         /// The most that is believed.
         most: u64,
-        /// What it counts.
+        /// Unit of the figure.
         unit: &'static str,
     },
     /// Staging takes all.
@@ -57,9 +58,9 @@ pub enum MachineError {
     TooSlow {
         /// The field.
         what: String,
-        /// Its figure.
+        /// The figure.
         value: u64,
-        /// What it counts.
+        /// Unit of the figure.
         unit: &'static str,
         /// The bytes of all uses of a step.
         touched: Bytes,
@@ -70,22 +71,22 @@ const PER_SECOND: &str = "bytes per second";
 const BYTES: &str = "bytes";
 const NANOSECONDS: &str = "nanoseconds";
 
-/// Whether a rate can be one.
+/// Checks that a rate is possible.
 pub(crate) fn rate(what: &str, rate: Bandwidth) -> Result<(), MachineError> {
     within(what, rate.0, RATE_MOST, PER_SECOND)
 }
 
-/// Whether an amount of memory can be one, and is some.
+/// Checks that an amount of memory is possible, and not zero.
 pub(crate) fn memory(what: &str, bytes: Bytes) -> Result<(), MachineError> {
     within(what, bytes.0, MEMORY_MOST, BYTES)
 }
 
-/// Whether a latency can be one. None is the default of much that is made up.
+/// Checks that a latency is possible. None is the default of much that is made up.
 pub(crate) fn latency(what: &str, latency: Nanos) -> Result<(), MachineError> {
     within(what, latency.0.max(1), LATENCY_MOST, NANOSECONDS)
 }
 
-/// Whether a figure is neither nothing nor absurd.
+/// Checks that a figure is neither zero nor absurd.
 pub(crate) fn within(
     what: &str,
     value: u64,
@@ -101,7 +102,7 @@ pub(crate) fn within(
 }
 
 impl Machine {
-    /// Whether every figure can be, each by its name in a machine file.
+    /// Checks that every figure is possible, each by its name in a machine file.
     ///
     /// # Errors
     /// The first that cannot.
@@ -123,8 +124,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Whether the machine could carry out steps of this trace: [`Machine::check`], and no link is
-    /// so slow that moving all that a step touches, in and out each time, would take longer than
+    /// Checks that the machine could carry out steps of this trace: [`Machine::check`], and no link
+    /// is so slow that moving all that a step touches, in and out each time, would take longer than
     /// any step does. Everything that plans or simulates asks this first, so that none of it runs
     /// without end.
     ///

@@ -1,4 +1,4 @@
-//! How much of one link, in one direction, is already promised over the iteration.
+//! Ledger of one link, in one direction: the time that is already promised over the iteration.
 //!
 //! The iteration is cut into equal slots of link time. A transfer takes free time from the slots it
 //! passes; what is taken is gone for all others. The ledger is a ring: what is promised at a time
@@ -43,13 +43,13 @@ impl Ledger {
         Nanos(self.rate.time_for(bytes).0.saturating_add(self.latency.0))
     }
 
-    /// How much link time of the iteration is promised.
+    /// Returns the link time of the iteration that is promised.
     pub fn promised(&self) -> Nanos {
         Nanos(self.period - self.free.total())
     }
 
-    /// When a transfer of `bytes` that may begin at `from` is complete at the earliest, if that is
-    /// no later than `to`. Times are unrolled; windows longer than an iteration are cut to one.
+    /// Returns the earliest completion of a transfer of `bytes` that may begin at `from`, if that
+    /// is no later than `to`. Times are unrolled; windows longer than an iteration are cut to one.
     pub fn earliest_completion(&self, from: Nanos, to: Nanos, bytes: Bytes) -> Option<Nanos> {
         let to = to.0.min(from.0 + self.period);
         let need = self.rate.time_for(bytes).0.max(1);
@@ -65,8 +65,8 @@ impl Ledger {
         (complete <= to).then_some(Nanos(complete))
     }
 
-    /// When a transfer of `bytes` that must be complete by `to` has to begin at the latest, if that
-    /// is no earlier than `from`.
+    /// Returns the latest start of a transfer of `bytes` that must be complete by `to`, if that is
+    /// no earlier than `from`.
     pub fn latest_start(&self, from: Nanos, to: Nanos, bytes: Bytes) -> Option<Nanos> {
         let from = from.0.max(to.0.saturating_sub(self.period));
         let end = to.0.checked_sub(self.latency.0).filter(|end| *end > from)?;
@@ -123,7 +123,7 @@ impl Ledger {
         (time / self.period) * self.slots() + (time % self.period) / self.width
     }
 
-    /// When an unrolled slot begins.
+    /// Returns the time at which an unrolled slot begins.
     fn begin(&self, slot: u64) -> u64 {
         (slot / self.slots()) * self.period + (slot % self.slots()) * self.width
     }

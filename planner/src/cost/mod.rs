@@ -1,4 +1,4 @@
-//! What moving costs: the machine's links, and when each op would run if nothing waited.
+//! Costs of moving: the machine's links, and when each op would run if nothing waited.
 
 pub(crate) mod check;
 mod fenwick;
@@ -20,7 +20,7 @@ pub struct SsdLink {
     pub read: Bandwidth,
     /// Bytes per second out.
     pub write: Bandwidth,
-    /// What one transfer takes beyond its bytes.
+    /// Time of one transfer beyond its bytes.
     #[serde(rename = "latency_ns")]
     pub latency: Nanos,
 }
@@ -33,14 +33,14 @@ pub struct HostLink {
     pub read: Bandwidth,
     /// Bytes per second into host memory.
     pub write: Bandwidth,
-    /// What one transfer takes beyond its bytes.
+    /// Time of one transfer beyond its bytes.
     #[serde(rename = "latency_ns")]
     pub latency: Nanos,
     /// The most host memory that evicted tensors may take.
     pub memory: Bytes,
 }
 
-/// What a plan is made for. Every figure is the user's or measured; none is guessed here.
+/// Machine for which a plan is made. Every figure is the user's or measured; none is guessed here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
@@ -53,7 +53,7 @@ pub struct Machine {
     /// Host memory as a second target, where there is any to use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<HostLink>,
-    /// How fast memory is compared with a copy's checksums (a clean eviction costs that).
+    /// Rate at which memory is compared with a copy's checksums (a clean eviction costs that).
     pub verify: Bandwidth,
 }
 
@@ -64,10 +64,10 @@ impl Machine {
     }
 }
 
-/// When each op begins and ends if nothing waits, over two iterations.
+/// Times at which each op begins and ends if nothing waits, over two iterations.
 #[derive(Clone, Debug)]
 pub struct Timeline {
-    /// When each op of two iterations begins; the last entry is the end of the second.
+    /// Times at which each op of two iterations begins; the last entry is the end of the second.
     begins: Vec<Nanos>,
 }
 
@@ -94,7 +94,7 @@ impl Timeline {
         self.begin(self.ops())
     }
 
-    /// When the unrolled op `op` (up to `2 K`) begins.
+    /// Returns the time at which the unrolled op `op` (up to `2 K`) begins.
     pub fn begin(&self, op: u32) -> Nanos {
         self.begins[op as usize]
     }

@@ -1,5 +1,5 @@
-//! What a plan does to the drives, before the first byte is written: terabytes per day, how long
-//! each drive lasts, and what writing less would cost in speed.
+//! Wear of the drives by a plan, before the first byte is written: terabytes per day, how long each
+//! drive lasts, and what writing less would cost in speed.
 
 use crate::hardware::Hardware;
 use crate::plan::Plan;
@@ -15,9 +15,9 @@ const BUDGETS_PERCENT: [u64; 8] = [100, 90, 80, 65, 50, 40, 30, 20];
 /// The drives that take the writes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Wearing {
-    /// What they are called.
+    /// Model of the drives.
     pub model: String,
-    /// How many share the bytes.
+    /// Number of drives that share the bytes.
     pub drives: u32,
     /// GPUs that write to them.
     pub writers: u32,
@@ -29,7 +29,7 @@ pub struct Wearing {
     pub amplification_percent: u32,
 }
 
-/// What a step, repeated day and night, does to them.
+/// Wear of the drives by a step that is repeated day and night.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DriveWear {
     /// The length of a step.
@@ -41,7 +41,7 @@ pub struct DriveWear {
     pub written_per_day: Bytes,
     /// Bytes that reach one drive in a day.
     pub written_per_day_and_drive: Bytes,
-    /// How often that fills a drive, in thousandths a day.
+    /// Drive writes per day, in thousandths.
     pub drive_writes_per_day_per_mille: Option<u64>,
     /// Hours until a drive's rating is used up.
     pub lifetime_hours: Option<u64>,
@@ -55,7 +55,7 @@ pub struct DriveWear {
 pub struct StepChoice {
     /// The plan.
     pub plan: Plan,
-    /// Its step on the machine as it is.
+    /// Simulation of its step on the machine as it is.
     pub simulation: Simulation,
 }
 
@@ -67,12 +67,12 @@ pub struct WriteBudgetPoint {
     /// The length of a step.
     #[serde(rename = "step_ns")]
     pub step: Nanos,
-    /// How much of it is a pause that only keeps to the budget.
+    /// Part of it that is a pause, to keep to the budget.
     #[serde(rename = "pause_ns")]
     pub pause: Nanos,
     /// Bytes written in a step.
     pub written_per_step: Bytes,
-    /// Which choice.
+    /// Index of the choice.
     pub choice: usize,
 }
 
@@ -90,7 +90,7 @@ impl Wearing {
         }
     }
 
-    /// What a step of this length that writes so much does to them.
+    /// Returns the wear by a step of this length that writes `written` bytes.
     pub fn wear(&self, step: Nanos, written: Bytes) -> DriveWear {
         let per_step = u128::from(written.0)
             * u128::from(self.writers)
@@ -152,8 +152,8 @@ pub fn under_budget(choices: &[StepChoice], budget_per_day: Bytes) -> Option<Wri
     choices.iter().enumerate().map(point).min_by_key(|point| (point.step, point.written_per_step))
 }
 
-/// What smaller and smaller budgets cost, from what the fastest choice writes down to a fifth of
-/// it.
+/// Returns the cost of smaller and smaller budgets, from what the fastest choice writes down to a
+/// fifth of it.
 pub fn curve(choices: &[StepChoice]) -> Vec<WriteBudgetPoint> {
     let Some(fastest) = choices.first() else { return Vec::new() };
     let all = per_day(&fastest.simulation);

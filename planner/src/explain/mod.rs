@@ -32,32 +32,32 @@ pub use what_if::{MachineChange, SimulateFn, WhatIf, what_if};
 pub struct Case<'a> {
     /// The iteration.
     pub trace: &'a Trace,
-    /// What it ran on.
+    /// Machine of the step.
     pub machine: &'a Machine,
-    /// What it followed; without one the least recently used left on demand.
+    /// Plan of the step; without one the least recently used left on demand.
     pub plan: Option<&'a Plan>,
-    /// What happened.
+    /// Simulation of the step.
     pub simulation: &'a Simulation,
 }
 
 /// A transfer of the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ExplainedTransfer {
-    /// Where to or where from.
+    /// Tier of the other end.
     pub target: Target,
-    /// When it was asked for, from the step's beginning.
+    /// Time of the request, from the step's beginning.
     #[serde(rename = "asked_ns")]
     pub asked: Nanos,
-    /// How long it waited for its turn.
+    /// Time for which it waited for its turn.
     #[serde(rename = "queued_ns")]
     pub queued: Nanos,
-    /// How long its bytes took.
+    /// Time that its bytes took.
     #[serde(rename = "moving_ns")]
     pub moving: Nanos,
-    /// When it was complete.
+    /// Time of its completion.
     #[serde(rename = "complete_ns")]
     pub complete: Nanos,
-    /// Whether bytes moved: a valid copy that is still there costs none.
+    /// True if bytes moved: a valid copy that is still there costs none.
     pub moved: bool,
 }
 
@@ -77,9 +77,9 @@ impl From<&SimulatedTransfer> for ExplainedTransfer {
 /// A storage as people find it again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Named {
-    /// Its name, or the op that made it.
+    /// Name, or the op that made it.
     pub name: String,
-    /// Its size.
+    /// The size.
     pub size: Bytes,
 }
 
@@ -100,7 +100,7 @@ impl Case<'_> {
         OpIndex(before.min(self.trace.ops.len() - 1) as u32)
     }
 
-    /// How long a link moved bytes between two moments.
+    /// Returns the time that a link moved bytes between two moments.
     fn busy(&self, direction: MigrationDirection, target: Target, from: Nanos, to: Nanos) -> Nanos {
         let on_the_link =
             self.simulation.transfers.iter().filter(|t| {

@@ -1,4 +1,4 @@
-//! What other orders of the same ops would bring: planned again, simulated again.
+//! Gain by other orders of the same ops: planned again, simulated again.
 
 use super::SimulateFn;
 use crate::cost::Machine;
@@ -11,12 +11,12 @@ use crate::units::Nanos;
 use serde::Serialize;
 use std::fmt;
 
-/// What an order brings.
+/// Result of an order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct OrderAnswer {
-    /// What it is called.
+    /// Name of the order.
     pub order: &'static str,
-    /// What it does.
+    /// Description of the order.
     #[serde(skip)]
     pub words: &'static str,
     /// The length of the step; `None` if there is no such order, or it cannot run.
@@ -24,7 +24,7 @@ pub struct OrderAnswer {
     pub time: Option<Nanos>,
     /// The bytes that move.
     pub bytes: Option<PlannedBytes>,
-    /// Why there is none.
+    /// The reason why there is none.
     pub why_not: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What moving parts of storages brings.
+//! Gain by moving parts of storages.
 
 use crate::plan::PlannedBytes;
 use crate::report::text::{bytes, time};
@@ -7,14 +7,14 @@ use crate::units::Nanos;
 use serde::Serialize;
 use std::fmt;
 
-/// What the best plan is with whole storages, or with parts of them.
+/// Result of the best plan with whole storages, or with parts of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PartsAnswer {
-    /// What it is called.
+    /// Name of the variant.
     pub parts: &'static str,
-    /// How many storages move in parts.
+    /// Number of storages that move in parts.
     pub storages_in_parts: usize,
-    /// In how many parts these are.
+    /// Number of their parts.
     pub parts_of_storages: usize,
     /// The length of the step.
     #[serde(rename = "time_ns")]
@@ -24,7 +24,7 @@ pub struct PartsAnswer {
 }
 
 impl PartsAnswer {
-    /// What a plan leads to that moves so many storages in so many parts.
+    /// Makes the result of a plan by its counts of storages in parts, and of their parts.
     pub fn of(name: &'static str, simulation: &Simulation, counts: (usize, usize)) -> Self {
         let (storages_in_parts, parts_of_storages) = counts;
         let (time, bytes) = (simulation.time, simulation.bytes);

@@ -1,4 +1,4 @@
-//! What running again less, or more, would bring: planned again, simulated again.
+//! Gain by running again less, or more: planned again, simulated again.
 
 use super::SimulateFn;
 use crate::cost::Machine;
@@ -13,16 +13,16 @@ use crate::units::Nanos;
 use serde::Serialize;
 use std::fmt;
 
-/// What a choice of reruns brings.
+/// Result of a choice of reruns.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RecomputeAnswer {
-    /// What it is called.
+    /// Name of the choice.
     pub recompute: &'static str,
-    /// The reruns that it leaves out, of so many.
+    /// The reruns that it leaves out.
     pub left_out: LeftOut,
-    /// How many there are.
+    /// Number of reruns.
     pub reruns: usize,
-    /// How long what still runs again runs.
+    /// Duration of the remaining reruns.
     #[serde(rename = "again_ns")]
     pub again: Nanos,
     /// The length of the step; `None` if it cannot run.

@@ -1,4 +1,4 @@
-//! Why a storage leaves memory, and what it would cost if it stayed.
+//! The reason why a storage leaves memory, and what it would cost if it stayed.
 
 use super::whereabouts::ResidencyHistory;
 use super::{Case, ExplainedTransfer};
@@ -9,32 +9,32 @@ use crate::trace::{Identity, PlanStorage, StorageKind, Trace};
 use crate::units::{Bytes, Nanos, OpIndex};
 use serde::Serialize;
 
-/// What is to be said of a storage.
+/// Explanation of a storage's moves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct StorageAnswer {
-    /// Its name, or the op that made it.
+    /// Name, or the op that made it.
     pub name: String,
-    /// What it holds.
+    /// Kind of its contents.
     pub kind: StorageKind,
-    /// Its size.
+    /// The size.
     pub size: Bytes,
-    /// Whether it can leave at all.
+    /// True if the storage can leave at all.
     pub movable: bool,
-    /// How often an op uses or makes it in a step.
+    /// Number of uses and births of it in a step.
     pub uses: u32,
     /// The longest time in which no op uses it, as the step ran.
     #[serde(rename = "idle_longest_ns")]
     pub idle_longest: Nanos,
     /// The times that it left.
     pub absences: Vec<Absence>,
-    /// What the step would be if it never left; `None` if it never does.
+    /// Step in which it never left; `None` if it never does.
     pub held: Option<KeptInMemory>,
 }
 
 /// A time that a storage left.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Absence {
-    /// Whether a row of the plan says so; otherwise memory was needed at once.
+    /// True if a row of the plan says so; otherwise memory was needed at once.
     pub planned: bool,
     /// The op that used or made it last before.
     pub last_use: Option<OpIndex>,
@@ -43,15 +43,15 @@ pub struct Absence {
     /// The time between the two, as the step ran.
     #[serde(rename = "idle_ns")]
     pub idle: Nanos,
-    /// How it left.
+    /// Eviction of the storage.
     pub out: ExplainedTransfer,
-    /// How it came back.
+    /// Fetch of the storage.
     pub back: Option<ExplainedTransfer>,
-    /// How many of the ops in between need more memory than there is if nothing ever leaves.
+    /// Number of the ops in between that need more memory than there is if nothing ever leaves.
     pub ops_over_capacity: u32,
-    /// By how much the worst of them does.
+    /// Bytes by which the worst of them does.
     pub over_capacity: Bytes,
-    /// Other storages in memory at that moment that are used even later.
+    /// Number of storages in memory at that moment that are used even later.
     pub better_left: u32,
     /// Storages that are used even later, and were out already.
     pub out_already: u32,
@@ -61,17 +61,17 @@ pub struct Absence {
 /// then is made room for on demand. Simulated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct KeptInMemory {
-    /// How long the step takes; `None` if an op does not fit at all.
+    /// Duration of the step; `None` if an op does not fit at all.
     #[serde(rename = "time_ns")]
     pub time: Option<Nanos>,
-    /// What the step writes to the SSDs.
+    /// Bytes that the step writes to the SSDs.
     pub ssd_written: Option<Bytes>,
-    /// What does not fit.
+    /// Reason why it does not fit.
     pub refused: Option<String>,
 }
 
 impl Case<'_> {
-    /// Why this storage leaves, and what would be if it did not.
+    /// Returns the reason why this storage leaves, and what would be if it did not.
     ///
     /// # Errors
     /// If the step cannot be simulated for another reason than a lack of memory.
@@ -154,7 +154,7 @@ impl Case<'_> {
         }
     }
 
-    /// Whether the plan says that it leaves between its last use and now.
+    /// Returns whether the plan says that it leaves between its last use and now.
     fn is_planned(&self, storage: PlanStorage, gap: &Gap) -> bool {
         let ops = self.trace.ops.len() as u32;
         self.plan.is_some_and(|plan| {

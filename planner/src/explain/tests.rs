@@ -89,8 +89,8 @@ fn a_wait_is_for_what_the_op_uses_or_for_room() {
     assert!(case.op(OpIndex(1)).cause.is_none());
 }
 
-/// Both globals fit only after op 1 is done with its output, and reading takes longer than what is
-/// left.
+/// Checks two globals that fit only after op 1 is done with its output, and reading takes longer
+/// than what is left.
 #[test]
 fn a_link_that_never_rested_since_there_was_room_is_the_limit() {
     let mut b = Builder::default();

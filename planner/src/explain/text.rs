@@ -9,7 +9,7 @@ use crate::report::text::{bytes, count, percent, time};
 use crate::units::{Nanos, OpIndex};
 use std::fmt;
 
-/// More of what made room than this is counted, not named.
+/// Limit of storages that made room and are named; more are counted.
 const LEAVING_MAX: usize = 3;
 
 impl fmt::Display for StorageAnswer {

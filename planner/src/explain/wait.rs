@@ -1,4 +1,4 @@
-//! Why an op waits.
+//! The reason why an op waits.
 
 use super::{Case, ExplainedTransfer, Named, has_ended};
 use crate::migration::{MigrationDirection, Target};
@@ -10,40 +10,40 @@ use serde::Serialize;
 /// A link that was this busy had nothing more to give, in per mille of the time.
 const BUSY_PER_MILLE: u64 = 950;
 
-/// What is to be said of an op.
+/// Explanation of an op's wait.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct OpAnswer {
-    /// Which op.
+    /// Index of the op.
     pub op: OpIndex,
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// When it began to run, from the step's beginning.
+    /// Time at which it began to run, from the step's beginning.
     #[serde(rename = "begin_ns")]
     pub begin: Nanos,
-    /// How long it waited before.
+    /// Time for which it waited before.
     #[serde(rename = "waited_ns")]
     pub waited: Nanos,
     /// Bytes that it uses, and bytes that it makes.
     pub uses: Bytes,
     /// Bytes that it makes.
     pub makes: Bytes,
-    /// Why it waited; `None` if it did not.
+    /// The reason why it waited; `None` if it did not.
     pub cause: Option<Cause>,
 }
 
-/// Why an op waited.
+/// The reason why an op waited.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Cause {
     /// The link in had nothing more to give: it moved bytes nearly all the time in which the
     /// storage could have come back.
     Reads {
-        /// What was not there.
+        /// Object of the wait.
         awaited: WaitTarget,
     },
     /// The storage could not have come earlier, because memory was full.
     Full {
-        /// What was not there.
+        /// Object of the wait.
         awaited: WaitTarget,
         /// The least room between the time at which it should have been asked for and that at which
         /// it was.
@@ -51,16 +51,16 @@ pub enum Cause {
     },
     /// The storage could have come earlier: the plan did not ask in time.
     Late {
-        /// What was not there.
+        /// Object of the wait.
         awaited: WaitTarget,
         /// The least room in that time.
         least_room: Bytes,
     },
-    /// There was no room for what the op makes or brings back: what left was still being written.
+    /// Memory was missing for what the op makes or brings back: what left was still being written.
     Room {
-        /// What left meanwhile, largest first.
+        /// Storages that left meanwhile, largest first.
         leaving: Vec<Named>,
-        /// How much of the wait the link out moved bytes, per mille.
+        /// Share of the wait in which the link out moved bytes, per mille.
         link_busy_per_mille: u64,
     },
 }
@@ -68,23 +68,23 @@ pub enum Cause {
 /// A storage that an op waited for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct WaitTarget {
-    /// Which.
+    /// Storage that was not there.
     pub storage: Named,
-    /// How it came.
+    /// Fetch of the storage.
     pub back: Option<ExplainedTransfer>,
-    /// Whether the plan says that it comes back; otherwise it was asked for when the op needed it.
+    /// True if the plan says that it comes back; otherwise it was asked for when the op needed it.
     pub planned: bool,
-    /// How long before the op it would have had to be asked for on an idle link.
+    /// Time before the op at which it would have had to be requested on an idle link.
     #[serde(rename = "needs_ns")]
     pub needs: Nanos,
-    /// How long before the op it was asked for.
+    /// Time before the op at which it was requested.
     #[serde(rename = "asked_before_ns")]
     pub asked_before: Nanos,
-    /// How long before the op it could have come at the earliest: out by then, and memory not full
+    /// Earliest time before the op at which it could have come: out by then, and memory not full
     /// since.
     #[serde(rename = "possible_before_ns")]
     pub possible_before: Nanos,
-    /// How much of the time from then until it was there the link in moved bytes, per mille.
+    /// Share of the time from then until it was there in which the link in moved bytes, per mille.
     pub link_busy_per_mille: u64,
 }
 
@@ -100,13 +100,13 @@ pub struct WaitedTime {
     /// The plan asked too late.
     #[serde(rename = "late_ns")]
     pub late: Nanos,
-    /// Nothing could be made before something had been written.
+    /// Time in which nothing could be made before something had been written.
     #[serde(rename = "room_ns")]
     pub room: Nanos,
 }
 
 impl Case<'_> {
-    /// What is to be said of op `op`, which must be one of the trace.
+    /// Explains the wait of op `op`, which must be one of the trace.
     pub fn op(&self, op: OpIndex) -> OpAnswer {
         let described = &self.trace.ops[op.0 as usize];
         let stall = self.simulation.stalls.iter().find(|stall| stall.op == op);
@@ -202,7 +202,7 @@ impl Case<'_> {
         }
     }
 
-    /// The last moment between two at which there was no room for so much.
+    /// Returns the last moment between two at which there was no space for `size`.
     fn last_full(&self, from: Nanos, to: Nanos, size: Bytes) -> Option<Nanos> {
         let samples = &self.simulation.memory;
         let end = samples.partition_point(|sample| sample.at < to);

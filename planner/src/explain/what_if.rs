@@ -1,4 +1,4 @@
-//! What another machine would bring: planned again, simulated again.
+//! Gain by another machine: planned again, simulated again.
 
 use crate::cost::Machine;
 use crate::plan::PlannedBytes;
@@ -16,9 +16,9 @@ pub type SimulateFn<'a> = &'a dyn Fn(&Trace, &Machine) -> Result<Simulation, Sim
 pub enum MachineChange {
     /// SSDs more than there are.
     Ssds {
-        /// How many there are.
+        /// Number that the machine has.
         present: u32,
-        /// How many there would be.
+        /// Number that it would have.
         wanted: u32,
     },
     /// Memory more on the GPU.
@@ -27,7 +27,7 @@ pub enum MachineChange {
     HostMemory(Bytes),
 }
 
-/// What a change brings.
+/// Result of a change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct WhatIf {
     /// The change.

@@ -1,11 +1,12 @@
-//! Who was out when, read off the transfers of a step in the steady state.
+//! History of residency: which storage was out when, read off the transfers of a step in the steady
+//! state.
 
 use super::{Case, has_ended};
 use crate::migration::MigrationDirection;
 use crate::trace::{Identity, PlanStorage};
 use crate::units::Nanos;
 
-/// Per storage the moments at which its memory went (true) or was taken again (false).
+/// Moments, for each storage, at which its memory went (true) or was taken again (false).
 pub(super) struct ResidencyHistory {
     changes: Vec<Vec<(Nanos, bool)>>,
     global: Vec<bool>,
@@ -30,8 +31,8 @@ impl ResidencyHistory {
         Self { changes, global: storages.iter().map(is_global).collect() }
     }
 
-    /// Whether a storage has no memory at a moment. What a global did last in a step it is still
-    /// doing when the next one begins.
+    /// Returns whether a storage has no memory at a moment. What a global did last in a step it is
+    /// still doing when the next one begins.
     pub(super) fn is_out(&self, storage: PlanStorage, at: Nanos) -> bool {
         let index = storage.0 as usize;
         let changes = &self.changes[index];

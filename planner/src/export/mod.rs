@@ -179,7 +179,7 @@ fn counter(name: &str, at: Nanos, args: Value) -> (Nanos, Event) {
     (at, event)
 }
 
-/// What a row, or the process, is called.
+/// Makes the event that names a row, or the process.
 fn named(what: &str, row: Option<u32>, name: &str) -> Event {
     metadata(what, row, json!({ "name": name }))
 }

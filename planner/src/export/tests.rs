@@ -8,7 +8,7 @@ use crate::testing::{machine, training};
 use crate::units::{Bandwidth, Bytes};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is wrong with a file by the format's rules; `Err` with the first broken one.
+/// Checks a file by the format's rules; `Err` with the first broken one.
 fn validate(text: &str) -> Result<Vec<Value>, String> {
     let file: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let events = file["traceEvents"].as_array().ok_or("traceEvents is no array")?;

@@ -1,4 +1,4 @@
-//! How the bridge behaves on a GPU, as it was measured, as it is and with its memory ordered by
+//! Behaviour of the bridge on a GPU, as it was measured, as it is and with its memory ordered by
 //! events, and the plan that it follows then.
 
 use super::constants::{Constants, OpsIn};
@@ -12,10 +12,11 @@ use crate::trace::{Op, Trace};
 use crate::units::{Bandwidth, Bytes, Nanos};
 use serde::Serialize;
 
-/// What a session fetches ahead, whatever its plan says (`LOOKAHEAD_OPS` of the bridge).
+/// Number of ops for which a session fetches ahead, whatever its plan says (`LOOKAHEAD_OPS` of the
+/// bridge).
 const LOOKAHEAD_OPS: u32 = 32;
 
-/// What the measured sessions took the link for, and each transfer and check: their own rates.
+/// Rates at which the measured sessions planned the link: their own rates.
 const KNOWN_LINK: CopyRates =
     CopyRates { out: Bandwidth(37_000_000_000), back: Bandwidth(30_000_000_000) };
 const KNOWN_LATENCY: Nanos = Nanos(200_000);
@@ -31,22 +32,24 @@ const POOL: SsdLink = SsdLink {
     latency: KNOWN_LATENCY,
 };
 
-/// How the bridge behaves.
+/// Behaviour of the bridge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bridge {
-    /// As the measured sessions ran: the host waits for transfers, checks what was written again,
-    /// and works in torch's allocator; ops and requests are Python's; the plan is the search's
-    /// first, for rates that are too low.
+    /// Behaviour of the measured sessions: the host waits for transfers, checks what was written
+    /// again, and works in torch's allocator; ops and requests are Python's; the plan is the
+    /// search's first, for rates that are too low.
     Measured,
-    /// The same under the plan that the search ends with.
+    /// Measured behaviour under the plan that the search ends with.
     MeasuredPlanned,
-    /// The same, and what has changed since: ops and requests are C++'s, and what is written is
+    /// Native behaviour, with the changes since: ops and requests are C++'s, and what is written is
     /// copied behind the last op that used it.
     Native,
-    /// The same, and what is written is ordered by events: the host waits for none of it.
+    /// Native behaviour in which what is written is ordered by events: the host waits for none of
+    /// it.
     Ordered,
-    /// As measured under the best plan, and the check behind the copy, in a stream of its own.
+    /// Measured behaviour under the best plan, and the check behind the copy, in a stream of its
+    /// own.
     ChecksInStream,
     /// Streams wait for events, memory is an arena's, and ops and requests are C++'s.
     EventOrdered,
@@ -63,7 +66,7 @@ impl Bridge {
         Self::EventOrdered,
     ];
 
-    /// What people call it.
+    /// Returns the name for people.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Measured => "measured",
@@ -75,7 +78,7 @@ impl Bridge {
         }
     }
 
-    /// What it is called on a command line.
+    /// Returns the word of the command line.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Measured => "measured",
@@ -87,7 +90,7 @@ impl Bridge {
         }
     }
 
-    /// What carries a plan out.
+    /// Returns the runtime that carries a plan out.
     pub fn runtime(self, constants: &Constants) -> GpuRuntime {
         let (behaviour, ops) = match self {
             Self::Measured | Self::MeasuredPlanned => (GpuBehaviour::HOST_WAITS, OpsIn::Python),

@@ -1,4 +1,4 @@
-//! What the model of a GPU's step takes for given: each figure with its range and its source.
+//! Constants of the model of a GPU's step: each figure with its range and its source.
 
 use crate::simulate::{CopyRates, GpuCosts};
 use crate::trace::{Op, Trace};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// The figures, as data.
 const KNOWN: &str = include_str!("../../gpu-costs.json");
 
-/// Where a figure is from.
+/// Source of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ConstantSource {
@@ -16,11 +16,11 @@ pub enum ConstantSource {
     Measured,
     /// Published by others.
     Published,
-    /// Nobody has measured it.
+    /// Assumption: nobody has measured it.
     Assumed,
 }
 
-/// Which of a constant's figures is taken.
+/// End of a constant's range, or its likeliest figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RangeEnd {
@@ -36,9 +36,9 @@ pub enum RangeEnd {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Constant {
-    /// What it is called.
+    /// Name of the constant.
     pub name: String,
-    /// What it counts.
+    /// Unit of the figures.
     pub unit: String,
     /// The end of its range with which a step is fastest.
     pub fast: f64,
@@ -46,7 +46,7 @@ pub struct Constant {
     pub value: f64,
     /// The end with which it is slowest.
     pub slow: f64,
-    /// Where it is from.
+    /// Source of the figures.
     pub source: ConstantSource,
     /// The measurement or the publication; what was assumed.
     #[serde(rename = "where")]
@@ -80,7 +80,7 @@ impl Constants {
         Self { all: known.into_iter().map(|constant| (constant, end)).collect() }
     }
 
-    /// The same with one constant at another end.
+    /// Returns the constants with one at another end.
     #[must_use]
     pub fn with(mut self, name: &str, end: RangeEnd) -> Self {
         for (constant, taken) in &mut self.all {
@@ -102,7 +102,7 @@ impl Constants {
         CopyRates { out: rate("link_out"), back: rate("link_back") }
     }
 
-    /// What calls, copies and checks take, where the bridge's part is in this language.
+    /// Returns the costs of calls, copies and checks, where the bridge's part is in this language.
     pub fn costs(&self, ops: OpsIn) -> GpuCosts {
         let (dispatch, request) = match ops {
             OpsIn::Torch => ("dispatch_plain", "request_native"),

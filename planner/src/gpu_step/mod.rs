@@ -1,4 +1,4 @@
-//! What a step takes on a GPU, and why: the model that `make gpu-step` prints.
+//! Time of a step on a GPU, and its causes: the model that `make gpu-step` prints.
 //!
 //! A step is a trace of kernels and a part of its peak as memory. The bridge behaves in one of
 //! several ways ([`Bridge`]), each with a plan of its own; [`crate::simulate`] runs the two clocks.
@@ -20,7 +20,7 @@ pub use bridge::Bridge;
 use bridge::machine;
 pub use constants::{Constant, ConstantSource, Constants, OpsIn, RangeEnd};
 
-/// How hard the bound of a step is searched: a quarter of the steps prove up to a fifteenth less,
+/// Effort of the search for a step's bound: a quarter of the steps prove up to a fifteenth less,
 /// more instants nothing more.
 const EFFORT: Effort = Effort { instants: 300, steps: 2000 };
 
@@ -29,13 +29,13 @@ const EFFORT: Effort = Effort { instants: 300, steps: 2000 };
 pub struct MeasuredStep {
     /// The trace of its step.
     pub trace: &'static str,
-    /// Its memory, in hundredths of the step's peak.
+    /// The memory, in hundredths of the step's peak.
     pub percent: u32,
-    /// What it took.
+    /// Time that it took.
     pub time: Nanos,
 }
 
-/// What was measured (`docs/measurements.md`, "On a GPU"): all that the model can be held against.
+/// Measured steps (`docs/measurements.md`, "On a GPU"): all that the model can be held against.
 pub const MEASURED: [MeasuredStep; 2] = [
     MeasuredStep { trace: "gpt-8", percent: 50, time: Nanos(505_000_000) },
     MeasuredStep { trace: "gpt-8", percent: 33, time: Nanos(561_000_000) },
@@ -50,19 +50,19 @@ pub struct LimitedStep {
     budget: Bytes,
 }
 
-/// What a step takes.
+/// Figures of a step.
 #[derive(Clone, Debug)]
 pub struct StepFigures {
-    /// From one step's end to the next one's.
+    /// Time from one step's end to the next one's.
     pub time: Nanos,
-    /// Where that went, and what was done.
+    /// Causes of the time, and what was done.
     pub step: GpuStep,
-    /// What moved.
+    /// Bytes that moved.
     pub bytes: PlannedBytes,
 }
 
 impl LimitedStep {
-    /// A step of a trace whose times are a roofline's, in so many hundredths of its peak.
+    /// Makes a step of a trace whose times are a roofline's, in hundredths of its peak.
     pub fn new(trace: &Trace, constants: Constants, percent: u32) -> Self {
         let trace = constants.kernels_of(trace);
         let peak = u128::from(Lifetimes::of(&trace).peak().0);
@@ -75,7 +75,7 @@ impl LimitedStep {
         self.budget
     }
 
-    /// What the kernels take.
+    /// Returns the time of the kernels.
     pub fn kernels(&self) -> Nanos {
         self.trace.duration()
     }
@@ -86,8 +86,8 @@ impl LimitedStep {
         Ok(simulate_on_gpu(runtime, &self.trace, &machine, Policy::Ideal)?.into())
     }
 
-    /// What no bridge and no plan can beat: kernels without gaps, and links that both give their
-    /// full rate at once.
+    /// Returns the lower bound for any bridge and plan: kernels without gaps, and links that both
+    /// give their full rate at once.
     pub fn bound(&self) -> Result<Nanos, MachineError> {
         Ok(lower_bound(&self.trace, &self.machine(), EFFORT)?.time)
     }
@@ -97,7 +97,7 @@ impl LimitedStep {
         bridge.plan(&self.constants, &self.trace, self.budget)
     }
 
-    /// What the step takes with a bridge under a plan.
+    /// Simulates the step with a bridge under a plan.
     pub fn simulate(&self, bridge: Bridge, plan: &Plan) -> Result<StepFigures, SimulateError> {
         let (runtime, machine) = (bridge.runtime(&self.constants), self.machine());
         Ok(simulate_on_gpu(runtime, &self.trace, &machine, Policy::Planned(plan))?.into())

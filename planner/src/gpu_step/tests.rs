@@ -24,8 +24,8 @@ fn the_trace_is_the_step_that_was_measured() {
     assert_eq!(plain.step.of(TimeCause::Kernels), step.kernels());
 }
 
-/// What was measured lies between the model's ends, and the likeliest figures are below it, by no
-/// more than is said (`docs/plan.md`). Nothing is fitted to the measured steps.
+/// Checks that the measured steps lie between the model's ends, and the likeliest figures are below
+/// it, by no more than is said (`docs/plan.md`). Nothing is fitted to the measured steps.
 #[test]
 fn the_model_is_as_far_from_the_measured_steps_as_it_is_said_to_be() {
     for (measured, off_at_most) in MEASURED.iter().zip([0.25, 0.20]) {

@@ -5,14 +5,14 @@ use crate::units::{Bandwidth, Bytes, Nanos};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How to measure what is missing.
+/// Advice on measuring the missing figures.
 const HOW: &str = "measure with tidelog-bench --output-format=json, once with --rw=read, once with --rw=write \
                    (large blocks, the devices that the pool will have)";
 
-/// Why a benchmark's output says nothing of the drives.
+/// The reason why a benchmark's output says nothing of the drives.
 #[derive(Debug, thiserror::Error)]
 pub enum CalibrateError {
-    /// Not JSON.
+    /// The output is not JSON.
     #[error("not readable: {0}")]
     Json(#[from] serde_json::Error),
     /// JSON, but not of a benchmark.
@@ -21,21 +21,21 @@ pub enum CalibrateError {
     /// A run that failed measured nothing.
     #[error("job {name:?} failed when it was measured")]
     Failed {
-        /// Which.
+        /// Name of the drive.
         name: String,
     },
     /// Runs over different numbers of devices cannot stand beside each other.
     #[error("runs over {one} and over {other} devices do not belong together")]
     Devices {
-        /// As many as one run used.
+        /// Number of drives that one run used.
         one: usize,
-        /// As many as another did.
+        /// Number of drives that another run used.
         other: usize,
     },
-    /// Not everything was measured.
+    /// Missing measurement.
     #[error("no run only {what}: {HOW}")]
     Missing {
-        /// What none did.
+        /// Figure that no run measured.
         what: &'static str,
     },
 }
@@ -51,8 +51,8 @@ struct Group {
     jobs: u32,
 }
 
-/// What the drives of `runs` do, each the text of one benchmark's output: the fastest run in each
-/// direction, and every mixed one.
+/// Returns the figures of drives from `runs`, each the text of one benchmark's output: the fastest
+/// run in each direction, and every mixed one.
 pub fn drives(model: &str, runs: &[&str]) -> Result<Drives, CalibrateError> {
     let mut groups = Vec::new();
     for run in runs {
@@ -81,7 +81,7 @@ pub fn drives(model: &str, runs: &[&str]) -> Result<Drives, CalibrateError> {
 }
 
 impl Hardware {
-    /// The same with drives as they were measured; what was not measured stays.
+    /// Replaces the drives by measured ones; what was not measured stays.
     #[must_use]
     pub fn with_measured(mut self, measured: Drives) -> Self {
         let Drives { model, count, read, write, latency_ns, mixed, .. } = measured;

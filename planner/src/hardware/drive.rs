@@ -8,15 +8,15 @@ use serde::{Deserialize, Serialize};
 /// The drives that need only be named.
 const KNOWN: &str = include_str!("../../drives.json");
 
-/// What makers call five years, in days: what drive writes per day are promised for.
+/// Days of a five-year warranty, for which drive writes per day are promised.
 const WARRANTY_DAYS: f64 = 5.0 * 365.0;
 
 const TERABYTE: f64 = 1e12;
 
-/// More terabytes, or drive writes a day, than any drive is rated for.
+/// Rating of more terabytes, or drive writes a day, than any drive is rated for.
 const RATING_MOST: f64 = 1e6;
 
-/// What a drive does when it reads and writes at the same time.
+/// Rates of a drive that reads and writes at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MixedRate {
@@ -32,9 +32,9 @@ pub struct MixedRate {
 pub struct Drives {
     /// A name of the list, or any other with figures beside.
     pub model: String,
-    /// How many there are: for all GPUs together if they are shared, else for each.
+    /// Number of drives: for all GPUs together if they are shared, else for each.
     pub count: u32,
-    /// Whether all GPUs use the same drives.
+    /// True if all GPUs use the same drives.
     #[serde(default)]
     pub shared: bool,
     /// Bytes that one holds.
@@ -46,10 +46,10 @@ pub struct Drives {
     /// Bytes per second that one writes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write: Option<Bandwidth>,
-    /// What one transfer costs beyond its bytes.
+    /// Time of one transfer beyond its bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_ns: Option<Nanos>,
-    /// What one does when it reads and writes at once; without it the one does not slow the other.
+    /// Rates of a drive that reads and writes at once; without it the one does not slow the other.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mixed: Vec<MixedRate>,
     /// Terabytes that may be written in all.
@@ -63,7 +63,7 @@ pub struct Drives {
 /// One drive.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Drive {
-    /// What it is called.
+    /// Model name.
     pub model: String,
     /// Bytes that it holds, if known.
     pub capacity: Option<Bytes>,
@@ -71,9 +71,9 @@ pub struct Drive {
     pub read: Bandwidth,
     /// Bytes per second that it writes.
     pub write: Bandwidth,
-    /// What one transfer costs beyond its bytes.
+    /// Time of one transfer beyond its bytes.
     pub latency: Nanos,
-    /// What it does when it reads and writes at once, from fewest reads to most.
+    /// Rates of mixed reads and writes, from fewest reads to most.
     pub mixed: Vec<MixedRate>,
     /// Bytes that may be written to it in all, if known.
     pub endurance: Option<Bytes>,
@@ -115,7 +115,7 @@ fn endurance(tbw: Option<f64>, dwpd: Option<f64>, capacity: Option<Bytes>) -> Op
 }
 
 impl Drives {
-    /// Of a known model and as listed.
+    /// Makes drives of a known model, as listed.
     pub fn of(model: &str, count: u32) -> Self {
         Self {
             model: model.to_owned(),
@@ -131,8 +131,8 @@ impl Drives {
         }
     }
 
-    /// Whether what the file says of a drive can be. A point of `mixed` may be of one direction
-    /// alone.
+    /// Checks that the file's figures of a drive are possible. A point of `mixed` may be of one
+    /// direction alone.
     fn check(&self) -> Result<(), HardwareError> {
         let rates = self.mixed.iter().flat_map(|point| {
             [("drives.mixed.read", point.read), ("drives.mixed.write", point.write)]
@@ -152,7 +152,7 @@ impl Drives {
         Ok(())
     }
 
-    /// One of them: what the file says goes before what the list says.
+    /// Returns one of the drives: what the file says goes before what the list says.
     pub fn drive(&self) -> Result<Drive, HardwareError> {
         let listed = known_drives().into_iter().find(|drive| drive.model == self.model);
         let missing = |missing| HardwareError::Drive { model: self.model.clone(), missing };

@@ -1,4 +1,4 @@
-//! What stands in the rack: named drives, `PCIe` links, GPUs that share drives or not. From it
+//! Hardware of a machine: named drives, `PCIe` links, GPUs that share drives or not. From it
 //! follows the [`Machine`] that plans are made for, one GPU's part.
 //!
 //! A file describes either; both are JSON (`docs/plan.md`). Rates of named drives are those of
@@ -31,7 +31,7 @@ pub struct PcieLink {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hardware {
-    /// For people.
+    /// Name, for people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
     /// GPUs that train at the same time.
@@ -42,7 +42,7 @@ pub struct Hardware {
     /// The part of it that the engine's staging buffers take.
     #[serde(default)]
     pub staging: Bytes,
-    /// How fast memory is compared with a copy's checksums.
+    /// Rate at which memory is compared with a copy's checksums.
     pub verify: Bandwidth,
     /// The SSDs.
     pub drives: Drives,
@@ -58,24 +58,24 @@ const fn one() -> u32 {
     1
 }
 
-/// What a machine file describes.
+/// Description of a machine in a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MachineFile {
-    /// What plans are made for, as long as reads and writes do not disturb each other.
+    /// Machine for plans, as long as reads and writes do not disturb each other.
     pub machine: Machine,
-    /// What it follows from; `None` where the file gives the machine itself.
+    /// Hardware from which it follows; `None` where the file gives the machine itself.
     pub hardware: Option<Hardware>,
 }
 
-/// Why a machine file is of no use.
+/// The reason why a machine file is of no use.
 #[derive(Debug, thiserror::Error)]
 pub enum HardwareError {
-    /// Not JSON, or of another shape.
+    /// The file is not JSON, or of another shape.
     #[error("not a machine: {}{}", in_field(path), in_words(source))]
     Json {
         /// The field, as `ssd.read`; `.` where the file is none at all.
         path: String,
-        /// What is wrong with it.
+        /// Error of the parser.
         source: serde_json::Error,
     },
     /// A drive that is not in the list, and not described.
@@ -86,9 +86,9 @@ pub enum HardwareError {
         known_drives().iter().map(|drive| drive.model.as_str()).collect::<Vec<_>>().join(", ")
     )]
     Drive {
-        /// What it is called.
+        /// Model name.
         model: String,
-        /// What would have to be said.
+        /// Figure that is missing.
         missing: &'static str,
     },
     /// A figure that cannot be.
@@ -97,9 +97,9 @@ pub enum HardwareError {
     /// A rating of drives that cannot be.
     #[error("{what} is {value}: a rating is a number above 0 and no more than a million")]
     Rating {
-        /// Which.
+        /// Name of the figure.
         what: &'static str,
-        /// Its figure.
+        /// The figure.
         value: f64,
     },
     /// The SSDs take the whole `PCIe` link.
@@ -108,7 +108,7 @@ pub enum HardwareError {
          leave \"host\" out, or lower the drives' rates"
     )]
     LinkFull {
-        /// What the SSDs take.
+        /// Rate of the SSDs.
         rate: u64,
     },
 }
@@ -166,8 +166,8 @@ impl Hardware {
         Ok(machine)
     }
 
-    /// Whether what the file says itself can be, by the names that it has there. The drives look at
-    /// theirs.
+    /// Checks that the file's own figures are possible, by the names that it has there. The drives
+    /// look at theirs.
     fn check(&self) -> Result<(), HardwareError> {
         const COUNT_MOST: u64 = 1_000_000;
         within("gpus", u64::from(self.gpus), COUNT_MOST, "GPUs")?;
@@ -185,7 +185,7 @@ impl Hardware {
         Ok(())
     }
 
-    /// How many GPUs write to one set of drives.
+    /// Returns the number of GPUs that write to one set of drives.
     pub fn writers(&self) -> u32 {
         if self.drives.shared { self.gpus } else { 1 }
     }
@@ -212,7 +212,7 @@ fn in_field(path: &str) -> String {
     if path == "." { String::new() } else { format!("{path}: ") }
 }
 
-/// What a file can hold, not what this program stores it in.
+/// Rewords an error: what a file can hold, not what this program stores it in.
 fn in_words(error: &serde_json::Error) -> String {
     const WHOLE: &str = "expected a whole number that is not negative";
     error.to_string().replace("expected u64", WHOLE).replace("expected u32", WHOLE)
@@ -229,7 +229,7 @@ fn nearest_drive(model: &str) -> String {
         .map_or_else(String::new, |drive| format!(" (did you mean {:?}?)", drive.model))
 }
 
-/// What the SSDs leave of a link.
+/// Returns the rate of a link that the SSDs leave.
 fn left(rate: Bandwidth, limit: u64, ssd: Bandwidth) -> Result<Bandwidth, HardwareError> {
     match rate.0.min(limit - ssd.0) {
         0 => Err(HardwareError::LinkFull { rate: ssd.0 }),
@@ -237,7 +237,7 @@ fn left(rate: Bandwidth, limit: u64, ssd: Bandwidth) -> Result<Bandwidth, Hardwa
     }
 }
 
-/// What one transfer to a drive is taken to cost beyond its bytes where nobody says.
+/// Time of one transfer to a drive beyond its bytes, where no file gives it.
 pub(crate) const LATENCY_DEFAULT: Nanos = Nanos(80_000);
 
 #[cfg(test)]

@@ -11,10 +11,10 @@ use crate::trace::Trace;
 /// Plans that are made at most: rates, plan, what the plan mixes, new rates, …
 const ROUNDS: u32 = 4;
 
-/// Whoever makes plans, for whatever machine is asked for.
+/// Function that makes plans for whatever machine is asked for.
 pub type Planner<'a> = &'a dyn Fn(&Trace, &Machine) -> Result<(Plan, Simulation), SimulateError>;
 
-/// How much reads and writes of a step meet on the drives.
+/// Mix of reads and writes of a step on the drives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mix {
     /// The part of the reading time in which something is written as well.
@@ -25,7 +25,7 @@ pub struct Mix {
     pub read_share_per_mille: u64,
 }
 
-/// Why nothing settled.
+/// The reason why nothing settled.
 #[derive(Debug, thiserror::Error)]
 pub enum SettleError {
     /// The machine does not come out of the hardware.
@@ -58,7 +58,7 @@ pub fn settle(
     }
 }
 
-/// How many plans [`settle`] makes for this hardware at most.
+/// Returns the largest number of plans that [`settle`] makes for this hardware.
 ///
 /// # Errors
 /// The drives are not known.
@@ -67,7 +67,7 @@ pub fn rounds_at_most(hardware: &Hardware) -> Result<u32, HardwareError> {
 }
 
 impl Mix {
-    /// What a simulated step mixes.
+    /// Returns the mix of a simulated step.
     pub fn of(simulation: &Simulation) -> Self {
         let spans = |direction: MigrationDirection| {
             let moved = simulation.transfers.iter().filter(|t| {

@@ -7,11 +7,11 @@ use tidelog_random::Random;
 /// A training step over a chain of blocks that are all alike, each of which is checkpointed.
 #[derive(Clone, Debug)]
 pub struct CheckpointedStep {
-    /// How many blocks.
+    /// Number of blocks.
     pub blocks: usize,
-    /// How many micro-batches, one after the other.
+    /// Number of micro-batches, one after the other.
     pub micro_batches: usize,
-    /// What a parameter takes.
+    /// Size of a parameter.
     pub weight: u64,
     /// The ops of a block's forward pass.
     pub ops: Vec<BlockOp>,
@@ -23,15 +23,15 @@ pub struct CheckpointedStep {
 pub struct BlockOp {
     /// The values it reads.
     pub reads: Vec<usize>,
-    /// Values it changes in place.
+    /// Values that the op changes in place.
     pub changes: Vec<usize>,
     /// Values that its backward op reads.
     pub saves: Vec<usize>,
-    /// Whether it has a parameter.
+    /// True if the op has a parameter.
     pub has_weight: bool,
-    /// What it makes.
+    /// Size of its output.
     pub size: u64,
-    /// How long it runs.
+    /// Duration of the op.
     pub time: u64,
 }
 
@@ -118,7 +118,8 @@ impl CheckpointedStep {
         Builder { trace }.finish()
     }
 
-    /// How many of a block's ops have to run again so that all that it has saved is there.
+    /// Returns the number of a block's ops that have to run again so that all that it has saved is
+    /// there.
     fn again(&self) -> usize {
         let saved = |value: usize| self.ops.iter().any(|op| op.saves.contains(&value));
         let makes = |(index, op): (usize, &BlockOp)| {
@@ -228,7 +229,7 @@ impl Writing<'_> {
     }
 }
 
-/// What the iteration makes dies as soon as nobody needs it any more.
+/// Ends each storage as soon as nobody needs it any more.
 fn die_after_their_last_use(trace: &mut Trace) {
     let mut last = vec![None; trace.storages.len()];
     for (index, op) in trace.ops.iter().enumerate() {

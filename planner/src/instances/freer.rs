@@ -1,12 +1,12 @@
-//! The same step with more freedom, in pieces, or larger.
+//! Variants of a step with more freedom, in pieces, or larger.
 
 use crate::cost::{HostLink, Machine};
 use crate::parts::{Cuts, PartedStep};
 use crate::trace::{PlanStorage, Storage, Trace};
 use crate::units::Bytes;
 
-/// The same step with every storage in parts of at most `size`, each of which moves alone. Parts of
-/// a plan file begin at multiples of more than that.
+/// Splits every storage into parts of at most `size`, each of which moves alone. Parts of a plan
+/// file begin at multiples of more than that.
 pub fn split(trace: &Trace, size: Bytes) -> Trace {
     let mut cuts = Cuts::default();
     let large = |storage: &&(usize, &Storage)| storage.1.size > size;
@@ -17,7 +17,7 @@ pub fn split(trace: &Trace, size: Bytes) -> Trace {
     PartedStep::of(trace, &cuts).trace
 }
 
-/// The same step on the same links with all bytes and all times `times` as large. Small steps
+/// Magnifies a step on the same links with all bytes and all times `times` as large. Small steps
 /// become so large that their storages have parts.
 pub fn magnified(trace: &Trace, machine: &Machine, times: u64) -> (Trace, Machine) {
     let (mut trace, mut machine) = (trace.clone(), *machine);
@@ -34,8 +34,8 @@ pub fn magnified(trace: &Trace, machine: &Machine, times: u64) -> (Trace, Machin
     (trace, machine)
 }
 
-/// The same step, or machine, with more freedom: whatever could be done before still can. Each with
-/// what is freer. Pieces are of at most `size`.
+/// Returns steps, or machines, with more freedom: whatever could be done before still can. Each
+/// with what is freer. Pieces are of at most `size`.
 pub fn freer(trace: &Trace, machine: &Machine, size: Bytes) -> Vec<(&'static str, Trace, Machine)> {
     let more = |amount: u64, percent: u64| amount + (amount / 100).max(1) * percent;
     let mut memory = *machine;

@@ -6,15 +6,15 @@ use crate::trace::{Access, PlanStorage, StorageKind, Trace};
 /// A training step over a chain of layers, with gradients summed over micro-batches and Adam.
 #[derive(Clone, Copy, Debug)]
 pub struct LayeredStep {
-    /// How many layers, of two parameters each; a head comes after them.
+    /// Number of layers, of two parameters each; a head comes after them.
     pub layers: usize,
-    /// How many micro-batches.
+    /// Number of micro-batches.
     pub micro_batches: usize,
-    /// What a parameter takes.
+    /// Size of a parameter.
     pub weight: u64,
-    /// What a layer saves for its backward pass.
+    /// Bytes that a layer saves for its backward pass.
     pub saved: u64,
-    /// How long an op runs.
+    /// Duration of an op.
     pub op_time: u64,
     /// One op updates all parameters, instead of one each.
     pub fused: bool,

@@ -63,8 +63,8 @@ pub fn random_trace(random: &mut Random, ops_max: u64, storages_max: u64) -> Tra
     b.finish()
 }
 
-/// So many small steps, each with a machine whose memory is short: what a seed gives never changes.
-/// Half of them are so small that every plan can be tried, most of the time.
+/// Makes `count` small steps, each with a machine whose memory is short: what a seed gives never
+/// changes. Half of them are so small that every plan can be tried, most of the time.
 pub fn small_steps(seed: u64, count: u32) -> impl Iterator<Item = (u32, Trace, Machine)> {
     let mut random = Random::new(seed);
     (0..count).map(move |number| {
@@ -125,7 +125,7 @@ pub fn deep_network(half: usize) -> Trace {
     trace
 }
 
-/// More plans than this are not tried; the case is passed over.
+/// Limit of plans: where there are more, they are not tried; the case is passed over.
 const PLANS_MAX: usize = 1500;
 
 /// Every combination of what its inactive periods allow; `None` if there are too many to try.

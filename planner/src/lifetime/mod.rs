@@ -1,4 +1,4 @@
-//! When each storage is needed, and when its memory only waits.
+//! Lifetimes of storages, and the periods in which their memory only waits.
 //!
 //! Times are op indices on a line of two iterations: with `K` ops, op `k` of the next iteration is
 //! `K + k`. A period that wraps therefore ends beyond `K`, and every range is `from..to`.
@@ -7,10 +7,10 @@ use crate::migration::{Migration, MigrationDirection, Target};
 use crate::trace::{Identity, PlanStorage, Trace};
 use crate::units::{Bytes, OpIndex};
 
-/// How an inactive period ends.
+/// End of an inactive period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PeriodEnd {
-    /// With a use: what was taken out has to be back by then.
+    /// Use of the storage: what was taken out has to be back by then.
     Use,
     /// The storage is never used again: it dies, or it is alive and nobody looks at it.
     Unused,
@@ -19,20 +19,20 @@ pub enum PeriodEnd {
 /// A stretch of ops in which a storage is alive and not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Period {
-    /// Whose memory waits.
+    /// Storage whose memory waits.
     pub storage: PlanStorage,
-    /// How much of it.
+    /// Size of the memory.
     pub size: Bytes,
     /// The first op that does not use it, below `K`.
     pub from: u32,
     /// The op that uses it next (or the end of its life), unrolled: below `2 K`.
     pub to: u32,
-    /// How it ends.
+    /// End of the period.
     pub end: PeriodEnd,
-    /// Which bytes the storage holds in this period, counted by modifications: a copy made in one
-    /// period is good in every other with the same version (the period is *clean* there).
+    /// Version of the bytes in this period, counted by modifications: a copy made in one period is
+    /// good in every other with the same version (the period is *clean* there).
     pub version: ContentVersion,
-    /// Whether the contents come from the iteration before: nothing in this one has modified them
+    /// True if the contents come from the iteration before: nothing in this one has modified them
     /// yet.
     pub carried: bool,
 }
@@ -44,7 +44,7 @@ impl Period {
         (self.carried, self.from)
     }
 
-    /// What may be done in it in an iteration of `ops` ops: nothing, or out to `target` at its
+    /// Returns the possible moves in an iteration of `ops` ops: nothing, or out to `target` at its
     /// beginning and, if it ends with a use, back from some op on.
     pub(crate) fn choices(self, ops: u32, target: Target) -> impl Iterator<Item = Vec<Migration>> {
         let Self { storage, from, to, end, .. } = self;
@@ -66,7 +66,8 @@ impl Period {
 /// The contents of a storage during a period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ContentVersion {
-    /// Nothing in the iteration modifies it: one copy, made once, serves every iteration.
+    /// Constant contents, which nothing in the iteration modifies it: one copy, made once, serves
+    /// every iteration.
     Constant,
     /// The contents after this many modifications in the iteration. A global's contents before the
     /// first modification are those after the last one of the iteration before.
@@ -90,14 +91,14 @@ impl Lifetime {
     }
 }
 
-/// What follows from a trace before any decision is made.
+/// Facts that follow from a trace before any decision is made.
 #[derive(Clone, Debug)]
 pub struct Lifetimes {
-    /// Per storage.
+    /// Lifetimes of the storages.
     pub lifetimes: Vec<Lifetime>,
-    /// Per op: the bytes alive while it runs, nothing evicted.
+    /// Bytes alive while each op runs, nothing evicted.
     pub memory: Vec<Bytes>,
-    /// Per op: the bytes it uses or makes; no plan brings the op below that.
+    /// Bytes that each op uses or makes; no plan brings the op below that.
     pub active: Vec<Bytes>,
     /// Every inactive period of the storages that can move and be named, by storage, then time.
     pub periods: Vec<Period>,
@@ -150,7 +151,7 @@ impl Lifetimes {
     }
 }
 
-/// Per storage the ops that use it in the order of their times, births included.
+/// Returns for each storage the ops that use it in the order of their times, births included.
 pub(crate) fn uses_by_storage(trace: &Trace) -> Vec<Vec<At>> {
     let ops = trace.ops.len() as u32;
     let mut uses: Vec<Vec<At>> = vec![Vec::new(); trace.storages.len()];
@@ -237,8 +238,8 @@ fn collect_periods(
     }
 }
 
-/// From a global's last use to its first of the next iteration. After a last use by the last op
-/// the period begins with op 0, and is not unrolled.
+/// Adds the period from a global's last use to its first of the next iteration. After a last use by
+/// the last op the period begins with op 0, and is not unrolled.
 fn push_wrapped(
     from: u32,
     ops: u32,

@@ -127,8 +127,8 @@ fn periods_hold_no_use_and_end_at_one() {
     }
 }
 
-/// It is used by the last op and dies in the next iteration: in this one it waits from op 0 on, as
-/// the instance before.
+/// Checks a storage that is used by the last op and dies in the next iteration: in this one it
+/// waits from op 0 on, as the instance before.
 #[test]
 fn what_waits_from_the_last_op_on_waits_in_the_next_iteration() {
     let mut b = Builder::default();

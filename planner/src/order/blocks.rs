@@ -57,8 +57,8 @@ fn parameter_uses(trace: &Trace, updates: &[bool]) -> Vec<(usize, u32)> {
     found
 }
 
-/// How long the shortest list is of which `list` is several in a row; `list` itself if there is no
-/// shorter one.
+/// Returns the length of the shortest list of which `list` is several in a row; `list` itself if
+/// there is no shorter one.
 fn shortest_period(list: &[u32]) -> usize {
     // Of each beginning: how much of it is also its end.
     let mut borders = vec![0; list.len()];
@@ -73,7 +73,7 @@ fn shortest_period(list: &[u32]) -> usize {
     if period > 0 && list.len().is_multiple_of(period) { period } else { list.len() }
 }
 
-/// Which block each storage belongs to.
+/// Returns the block of each storage.
 fn blocks(trace: &Trace) -> Vec<usize> {
     let mut numbers = HashMap::new();
     let of_storage = trace.storages.iter().map(|storage| match &storage.identity {
@@ -110,8 +110,8 @@ fn runs(parameters: &[u32], blocks: &[usize]) -> Vec<std::ops::Range<usize>> {
     run.collect()
 }
 
-/// For each op, the bytes made in this iteration before it that it or a later op uses. What the ops
-/// from `end` on use, such as sums of gradients, stays until then wherever a part begins.
+/// Returns for each op the bytes made in this iteration before it that it or a later op uses. What
+/// the ops from `end` on use, such as sums of gradients, stays until then wherever a part begins.
 fn bytes_before(trace: &Trace, end: usize) -> Vec<u64> {
     let mut last_use = vec![0; trace.storages.len()];
     for (index, op) in trace.ops.iter().enumerate() {

@@ -1,11 +1,11 @@
-//! Whether every op reads the same bytes in another order.
+//! True if every op reads the same bytes in another order.
 
 use super::Reordered;
 use crate::trace::{Access, Identity, Op, Trace};
 
-/// So many iterations are followed, counted from 1 since a late op belongs to the one before. What
-/// an op of the compared iteration reads was written in that one or the one before, and all of both
-/// is over by the end in either order.
+/// Number of iterations that are followed, counted from 1 since a late op belongs to the one
+/// before. What an op of the compared iteration reads was written in that one or the one before,
+/// and all of both is over by the end in either order.
 const ITERATIONS: u32 = 4;
 const COMPARED: u32 = 3;
 
@@ -15,9 +15,9 @@ const COMPARED: u32 = 3;
 pub struct BrokenDependence {
     /// The op in the program's order.
     pub op: u32,
-    /// What it is called.
+    /// Name of the op.
     pub name: String,
-    /// What it would read.
+    /// Storage that it would read.
     pub storage: String,
 }
 
@@ -33,7 +33,7 @@ impl BrokenDependence {
 /// An op of an iteration of the program.
 pub(crate) type Instance = (u32, u32);
 
-/// For each op and use, who wrote what it reads; `None` for what was there before.
+/// Writers of what each op and use reads; `None` for what was there before.
 pub(crate) type Writers = Vec<Vec<Option<Instance>>>;
 
 /// Follows both orders over several iterations and compares who wrote what each op reads.
@@ -59,8 +59,8 @@ pub fn check(reordered: &Reordered) -> Result<(), BrokenDependence> {
     Ok(())
 }
 
-/// Who wrote what each op of the compared iteration reads. `program` tells which of the program's
-/// `ops`, of which iteration, runs at a position of an iteration.
+/// Returns the writers of what each op of the compared iteration reads. `program` tells which of
+/// the program's `ops`, of which iteration, runs at a position of an iteration.
 pub(crate) fn written_by(
     trace: &Trace,
     ops: usize,

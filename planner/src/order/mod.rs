@@ -1,4 +1,4 @@
-//! Other orders of a step's ops, in which every op reads the same bytes as in the program's own.
+//! Orders of a step's ops in which every op reads the same bytes as in the program's own.
 //!
 //! Where a step is limited by what it moves, the order decides how often a storage has to come in.
 //! Two choices are independent of each other:
@@ -27,36 +27,36 @@ use std::fmt;
 pub use check::{BrokenDependence, check};
 pub(crate) use check::{Instance, written_by};
 
-/// When a parameter is updated.
+/// Time at which a parameter is updated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Updates {
-    /// Where the program does it.
+    /// Program's own: where the program does it.
     #[default]
     Own,
-    /// As soon as its gradient is complete.
+    /// Early: as soon as its gradient is complete.
     Early,
-    /// Just before the parameter, its gradient or its state is used again.
+    /// Lazy: just before the parameter, its gradient or its state is used again.
     Lazy,
 }
 
-/// How micro-batches pass through the model.
+/// Path of micro-batches through the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MicroBatches {
-    /// As in the program: one after the other.
+    /// Program's own: one after the other.
     #[default]
     Own,
-    /// All of them pass a block before the next block.
+    /// Layer by layer: all of them pass a block before the next block.
     LayerWise,
 }
 
 /// An order of a step's ops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct OpOrder {
-    /// How micro-batches pass through the model.
+    /// Path of micro-batches through the model.
     pub micro_batches: MicroBatches,
-    /// When a parameter is updated.
+    /// Time at which a parameter is updated.
     pub updates: Updates,
 }
 
@@ -80,7 +80,7 @@ impl OpOrder {
         ]
     };
 
-    /// What it is called on command lines and in tables.
+    /// Returns the name on command lines and in tables.
     pub const fn name(self) -> &'static str {
         match (self.micro_batches, self.updates) {
             (MicroBatches::Own, Updates::Own) => "own",
@@ -92,7 +92,7 @@ impl OpOrder {
         }
     }
 
-    /// What it does, in a few words.
+    /// Returns a description, in a few words.
     pub const fn words(self) -> &'static str {
         match (self.micro_batches, self.updates) {
             (MicroBatches::Own, Updates::Own) => "as the program runs",
@@ -153,12 +153,12 @@ impl fmt::Display for OpOrder {
     }
 }
 
-/// Where an op of the program runs.
+/// Place of an op of the program in the order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
     /// The op.
     pub op: u32,
-    /// Whether it runs one iteration late: op 5 of iteration 7 in iteration 8.
+    /// True if the op runs one iteration late: op 5 of iteration 7 in iteration 8.
     pub late: bool,
 }
 
@@ -175,14 +175,14 @@ pub struct Reordered {
     pub base: Trace,
     /// The step in the new order.
     pub trace: Trace,
-    /// Which op of `base` each op of `trace` is.
+    /// Place in `base` of each op of `trace`.
     pub schedule: Vec<Placed>,
 }
 
-/// Why a trace has no such order.
+/// The reason why a trace has no such order.
 #[derive(Debug, thiserror::Error)]
 pub enum OrderError {
-    /// Nothing to move.
+    /// The step has no optimizer: nothing to move.
     #[error("no op of the trace uses optimizer state, so no update can move")]
     NoOptimizer,
     /// One micro-batch, or several that are not alike.

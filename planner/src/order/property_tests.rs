@@ -9,8 +9,9 @@ use tidelog_random::Random;
 /// An op of an iteration of the program.
 type Instance = (u32, u32);
 
-/// Which instance must run before which, over so many iterations of the program's order: reads
-/// after what they read was written, writes after the reads and the write before them.
+/// Returns pairs of instances, the first of which must run before the second, over `iterations`
+/// iterations of the program's order: reads after what they read was written, writes after the
+/// reads and the write before them.
 fn dependences(trace: &Trace, iterations: u32) -> Vec<(Instance, Instance)> {
     let mut edges = Vec::new();
     let mut bytes: HashMap<(u32, u32), (Option<Instance>, Vec<Instance>)> = HashMap::new();
@@ -37,7 +38,7 @@ fn dependences(trace: &Trace, iterations: u32) -> Vec<(Instance, Instance)> {
     edges
 }
 
-/// When each op of iteration 0 runs in the new order.
+/// Returns the time at which each op of iteration 0 runs in the new order.
 fn times(reordered: &Reordered) -> (Vec<u32>, u32) {
     let ops = reordered.schedule.len() as u32;
     let mut times = vec![0; reordered.schedule.len()];
@@ -89,7 +90,8 @@ fn every_order_of_training_steps_keeps_every_dependence() {
     assert!(made > 1_500, "{made}");
 }
 
-/// Whatever ops use optimizer state: a step that nobody would write, yet no order breaks it.
+/// Checks steps in which any op uses optimizer state: a step that nobody would write, yet no order
+/// breaks it.
 #[test]
 fn every_order_of_random_steps_keeps_every_dependence() {
     let mut random = Random::new(28);

@@ -38,7 +38,7 @@ pub(super) fn rebuild(
     Ok(trace)
 }
 
-/// Where each op of the program runs.
+/// Position of each op of the program.
 struct Positions {
     of_op: Vec<(u32, bool)>,
     ops: u64,
@@ -53,7 +53,8 @@ impl Positions {
         Self { of_op, ops: schedule.len() as u64 }
     }
 
-    /// When an op of the program's iteration 0 or 1 runs, counted in ops from iteration 0 on.
+    /// Returns the time at which an op of the program's iteration 0 or 1 runs, counted in ops from
+    /// iteration 0 on.
     fn when(&self, op: u32, iteration: bool) -> u64 {
         let (position, late) = self.of_op[op as usize];
         u64::from(position) + self.ops * (u64::from(iteration) + u64::from(late))
@@ -67,7 +68,7 @@ impl Positions {
         }
     }
 
-    /// Whether a use is of the instance that was made one iteration before.
+    /// Returns whether a use is of the instance that was made one iteration before.
     fn previous(&self, base: &Trace, op: u32, used: Use) -> bool {
         if matches!(base.storage(used.storage).identity, Identity::Name(_)) {
             return false;
@@ -77,7 +78,7 @@ impl Positions {
     }
 }
 
-/// What is known of a storage's end in the program's order.
+/// End of a storage's life in the program's order.
 #[derive(Clone, Copy, Default)]
 struct End {
     death: Option<(u32, bool)>,
@@ -85,7 +86,8 @@ struct End {
     used_by_update: bool,
 }
 
-/// Where each storage dies in the new order, and whether one iteration after it was made.
+/// Returns the place of each storage's death in the new order, and whether one iteration after it
+/// was made.
 fn deaths(base: &Trace, positions: &Positions, updates: &[bool]) -> Vec<Option<(u32, bool)>> {
     let mut ends = vec![End::default(); base.storages.len()];
     // What an update happens to stand beside does not move with it.

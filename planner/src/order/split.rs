@@ -38,7 +38,7 @@ pub(super) fn by_parameter(trace: &Trace) -> Trace {
     split
 }
 
-/// Over how many tensors the op's lists go; 1 where it is not such an op.
+/// Returns the number of tensors in the op's lists; 1 where it is not such an op.
 fn list_length(trace: &Trace, op: &Op) -> usize {
     let named = |names: &[&str]| names.iter().any(|name| op.name.contains(name));
     if !named(&LISTS) || named(&SUMS) {
@@ -67,7 +67,7 @@ fn list_length(trace: &Trace, op: &Op) -> usize {
     if alike && is_one_list { length } else { 1 }
 }
 
-/// Whether names end alike, as `exp_avg` of every parameter; what is born has none.
+/// Returns whether names end alike, as `exp_avg` of every parameter; what is born has none.
 fn same_kind_of_state(trace: &Trace, list: &[PlanStorage]) -> bool {
     let ending = |storage: &PlanStorage| match &trace.storage(*storage).identity {
         Identity::Name(name) => name.rsplit('.').next(),
@@ -80,7 +80,7 @@ fn bytes_of(trace: &Trace, op: &Op, index: usize, length: usize) -> u64 {
     op.uses.iter().skip(index).step_by(length).map(|used| trace.storage(used.storage).size.0).sum()
 }
 
-/// What the op does with the tensors at `index` of its lists.
+/// Returns the part of the op with the tensors at `index` of its lists.
 fn piece(op: &Op, index: usize, length: usize, duration: Nanos) -> Op {
     if length == 1 {
         return op.clone();

@@ -98,7 +98,7 @@ fn gradients_live_as_long_as_in_the_program_unless_updates_move() {
     assert_eq!(deaths_at_the_beginning(EARLY), 0);
 }
 
-/// Only what all gradients have gone into moves no earlier.
+/// Checks that only updates that need all gradients stay behind them.
 #[test]
 fn updates_wait_for_a_norm_over_all_gradients() {
     let trace = LayeredStep { clipped: true, ..LayeredStep::of(3, 2) }.trace();
@@ -158,8 +158,8 @@ fn a_fingerprint_tells_the_order() {
     assert_eq!(OpOrder::with_fingerprint(&trace, 7), None);
 }
 
-/// Where memory is short, parameters come in once a pass instead of once a micro-batch, and
-/// gradients stay.
+/// Checks a case of short memory, where parameters come in once a pass instead of once a
+/// micro-batch, and gradients stay.
 #[test]
 fn the_best_order_is_far_faster_where_the_link_is_the_limit() {
     let trace = LayeredStep::of(12, 4).trace();

@@ -1,10 +1,10 @@
-//! When parameters are updated: which ops do it, and where else they may run.
+//! Times at which parameters are updated: the ops do it, and where else they may run.
 
 use super::Placed;
 use crate::trace::{Identity, Op, PlanStorage, StorageKind, Trace, Use};
 
-/// Which ops are updates: those that use optimizer state, and those that work for them alone, on
-/// what an update has made or will read.
+/// Returns for each op whether it is an update: those that use optimizer state, and those that work
+/// for them alone, on what an update has made or will read.
 pub(super) fn of(trace: &Trace) -> Vec<bool> {
     let kind = |used: &Use| trace.storage(used.storage).kind;
     let uses_state = |op: &Op| op.uses.iter().any(|used| kind(used) == StorageKind::OptimizerState);
@@ -43,7 +43,7 @@ fn prepare(trace: &Trace, first: usize, is_update: &mut [bool]) {
     }
 }
 
-/// What has used a storage so far, in slots between the ops that stay.
+/// Last uses of a storage so far, in slots between the ops that stay.
 #[derive(Clone, Copy, Default)]
 struct Seen {
     used: usize,
@@ -86,8 +86,8 @@ pub(super) fn early(trace: &Trace, order: &[u32], updates: &[bool]) -> Vec<Place
     slots.into_iter().map(|(_, _, op)| Placed { op, late: false }).collect()
 }
 
-/// What will use a storage next, in slots before the ops that stay: `0..count` in this iteration,
-/// and `count` for the end of it; the slots of the next iteration begin with `count + 1`.
+/// Next uses of a storage, in slots before the ops that stay: `0..count` in this iteration, and
+/// `count` for the end of it; the slots of the next iteration begin with `count + 1`.
 #[derive(Clone, Copy)]
 struct Ahead {
     used: usize,

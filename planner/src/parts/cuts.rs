@@ -1,4 +1,4 @@
-//! Where storages are cut.
+//! Cuts of storages into parts.
 
 use super::{PART_UNIT, parts_at};
 use crate::cost::Machine;
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// the longer planning takes.
 const SMALLEST_SHARE: u64 = 1024;
 
-/// Where storages are cut: the first byte of each part, of those storages that are cut.
+/// Cuts of storages: the first byte of each part, of those storages that are cut.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cuts(BTreeMap<PlanStorage, Vec<Bytes>>);
 
@@ -22,7 +22,7 @@ impl Cuts {
         Self::into_parts_of(trace, Bytes(machine.capacity().0 / SMALLEST_SHARE))
     }
 
-    /// The same for storages that are alive across the iteration alone: what a step makes is whole.
+    /// Cuts only storages that are alive across the iteration alone: what a step makes is whole.
     pub fn of_what_lives_on(trace: &Trace, machine: &Machine) -> Self {
         let mut cuts = Self::of(trace, machine);
         let lives_on = |storage| matches!(trace.storage(storage).identity, Identity::Name(_));
@@ -48,7 +48,7 @@ impl Cuts {
         cuts
     }
 
-    /// Whether every storage is whole.
+    /// Returns whether every storage is whole.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -27,7 +27,7 @@ pub const PART_UNIT: u64 = 2 << 20;
 pub struct PartedStep {
     /// The step. Parts of a storage stand one after the other.
     pub trace: Trace,
-    /// Where the parts of each whole storage begin among the trace's storages, and their end.
+    /// First part of each whole storage among the trace's storages, and their end.
     begins: Vec<u32>,
     /// The fingerprint of the step with whole storages.
     whole_fingerprint: u64,
@@ -72,8 +72,8 @@ impl PartedStep {
         step
     }
 
-    /// What an op makes. Schedules tell outputs by their slots: where one is in parts, each gets a
-    /// slot of its own.
+    /// Returns the births of an op. Schedules tell outputs by their slots: where one is in parts,
+    /// each gets a slot of its own.
     fn births(&self, whole: &[Birth]) -> Vec<Birth> {
         let parts =
             whole.iter().flat_map(|one| self.parts(one.storage).map(|part| (one.slot, part)));
@@ -98,7 +98,7 @@ impl PartedStep {
         self.range(whole).map(PlanStorage)
     }
 
-    /// The same with the bytes that each of them is; `None`: all.
+    /// Returns the parts with the bytes that each of them is; `None`: all.
     pub fn ranges(
         &self,
         whole: PlanStorage,
@@ -111,7 +111,7 @@ impl PartedStep {
         PlanStorage((self.begins.partition_point(|begin| *begin <= part.0) - 1) as u32)
     }
 
-    /// How many storages are cut, and into how many parts.
+    /// Returns the number of cut storages, and of their parts.
     pub fn counts(&self) -> (usize, usize) {
         let parts = self.trace.storages.iter().filter(|storage| storage.part.is_some());
         let first = |storage: &&Storage| storage.part.is_some_and(|part| part.begin == Bytes(0));

@@ -58,8 +58,8 @@ fn a_step_in_parts_is_the_same_step() {
     assert!(cut > 500, "{cut}");
 }
 
-/// Without a plan parts leave one by one, as needed: never more bytes than storages have. With all
-/// its memory the step never waits.
+/// Checks that parts leave one by one, as needed: never more bytes than storages have. With all its
+/// memory the step never waits.
 #[test]
 fn steps_in_parts_are_simulated() {
     let mut fewer = 0;

@@ -1,4 +1,4 @@
-//! From a plan to what the residency machine follows.
+//! Compilation of a plan into what the residency machine follows.
 
 use super::{ARRIVAL, Plan, PlanError};
 use crate::lifetime::uses_by_storage;
@@ -32,9 +32,9 @@ pub fn compile_in_parts(plan: &Plan, step: &PartedStep) -> Result<Schedule, Plan
     simulated(plan, &step.trace)
 }
 
-/// What an iteration is expected to be like, before there is a plan for it: nothing moves by
-/// itself, but the machine knows what is used when, brings back what the next ops use, and lets go
-/// what is used last. `kept` live across iterations beside what has a name.
+/// Returns the schedule of an iteration before there is a plan for it: nothing moves by itself, but
+/// the machine knows what is used when, brings back what the next ops use, and lets go what is used
+/// last. `kept` live across iterations beside what has a name.
 ///
 /// # Errors
 /// The trace makes no schedule.

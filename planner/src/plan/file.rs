@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::HashMap;
 use std::fmt;
 
-/// What the `format` field of a plan file says.
+/// Value of the `format` field of a plan file.
 pub const FORMAT: &str = "tidelog-plan";
 
 /// The version this build writes, and the only one it reads.
@@ -20,12 +20,12 @@ pub const VERSION: u32 = 1;
 /// A plan whose rows name storages.
 pub type PlanFile = Plan<NamedBytes>;
 
-/// What a row of a file moves.
+/// Storage, or range of it, that a row of a file moves.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NamedBytes {
     /// A storage by its name.
     pub storage: Identity,
-    /// Which bytes of it; `None`: all.
+    /// Range of its bytes; `None`: all.
     pub bytes: Option<ByteRange>,
 }
 
@@ -127,8 +127,8 @@ impl Plan {
         self.clone().with_rows(rows)
     }
 
-    /// The same for a plan that was made from a step in parts: the file is for the step with whole
-    /// storages, and its rows say what the parts are.
+    /// Names the storages of a plan that was made from a step in parts: the file is for the step
+    /// with whole storages, and its rows say what the parts are.
     pub fn named_in_parts(&self, step: &PartedStep) -> PlanFile {
         PlanFile { fingerprint: step.whole_fingerprint(), ..self.named(&step.trace) }
     }

@@ -19,7 +19,7 @@ pub(crate) use compile::{Compiler, born_bytes, simulated};
 pub use compile::{compile, compile_in_parts, without_moves};
 pub use file::{FORMAT, NamedBytes, PlanFile, VERSION};
 
-/// Why a row cannot name a storage that each iteration makes anew.
+/// The reason why a row cannot name a storage that each iteration makes anew.
 const ARRIVAL: &str = "differs from iteration to iteration and cannot be planned";
 
 /// Bytes that a plan moves in one iteration, per link and direction.
@@ -54,11 +54,11 @@ impl PlannedBytes {
     }
 }
 
-/// What a plan's maker expects of one iteration in the steady state.
+/// Expectation of a plan's maker for one iteration in the steady state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Expectation {
-    /// Whether time, stalls and peak come from a simulation of this plan. Otherwise the time is
+    /// True if time, stalls and peak come from a simulation of this plan. Otherwise the time is
     /// that of an iteration that never waits.
     pub simulated: bool,
     /// The length of the iteration.
@@ -67,7 +67,7 @@ pub struct Expectation {
     /// The part of it in which an op waited for a migration.
     #[serde(rename = "stall_ns")]
     pub stall: Nanos,
-    /// How many ops waited.
+    /// Number of ops that waited.
     pub stalled_ops: u32,
     /// The most bytes that tensors and transfers held at once, staging apart.
     pub peak: Bytes,
@@ -79,7 +79,7 @@ pub struct Expectation {
     pub ssd_write_rate: Bandwidth,
     /// Ops that the plan leaves over capacity: storages are evicted on demand there.
     pub ops_over_capacity: u32,
-    /// By how much the worst of them is over capacity.
+    /// Bytes by which the worst of them is over capacity.
     pub over_capacity: Bytes,
 }
 
@@ -102,7 +102,7 @@ fn rate(bytes: Bytes, time: Nanos) -> Bandwidth {
 /// The migrations of one iteration, for one trace on one machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan<S = PlanStorage> {
-    /// Who made it: `algorithm1`.
+    /// Maker of the plan: `algorithm1`.
     pub policy: String,
     /// The name of the trace it was made from.
     pub trace: String,
@@ -110,20 +110,20 @@ pub struct Plan<S = PlanStorage> {
     pub fingerprint: u64,
     /// The number of ops in the iteration.
     pub ops: u32,
-    /// What it was made for.
+    /// Machine for which it was made.
     pub machine: Machine,
-    /// What it should bring.
+    /// Expected result.
     pub expects: Expectation,
-    /// Which reruns of the program the iteration is without ([`crate::recompute`]): the trace it
-    /// was made from is the program's without these.
+    /// Reruns of the program that the iteration is without ([`crate::recompute`]): the trace it was
+    /// made from is the program's without these.
     pub left_out: Vec<u32>,
-    /// How many of the rows move a part of a storage; 0 where storages move whole.
+    /// Number of rows that move a part of a storage; 0 where storages move whole.
     pub rows_of_parts: usize,
     /// The migrations, in the order they begin.
     pub rows: Vec<Migration<S>>,
 }
 
-/// Why a plan cannot be used.
+/// The reason why a plan cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     /// The text is not JSON of the right shape.
@@ -132,7 +132,7 @@ pub enum PlanError {
     /// JSON, but something else.
     #[error("not a plan: its format field says {found:?}, expected {FORMAT:?}")]
     NotAPlan {
-        /// What the file calls itself.
+        /// Format that the file names.
         found: String,
     },
     /// Written by another version.
@@ -151,47 +151,47 @@ pub enum PlanError {
     OtherTrace {
         /// The name of the plan's trace.
         plan: String,
-        /// Its fingerprint.
+        /// The fingerprint.
         plan_fingerprint: u64,
         /// The name of the trace at hand.
         trace: String,
-        /// Its fingerprint.
+        /// The fingerprint.
         trace_fingerprint: u64,
     },
     /// A row points outside the iteration.
     #[error("row {row} ({storage}) runs from op {} to op {}, but the iteration has {ops} ops", start.0, deadline.0)]
     OpOutOfRange {
-        /// Which row, counted from 0.
+        /// Index of the row, counted from 0.
         row: usize,
-        /// Its storage.
+        /// The storage.
         storage: String,
-        /// Its start.
+        /// The start.
         start: OpIndex,
-        /// Its deadline.
+        /// The deadline.
         deadline: OpIndex,
-        /// How many ops there are.
+        /// Number of ops.
         ops: u32,
     },
     /// A row names a storage that the trace does not have, or that cannot be planned.
     #[error("row {row} names {storage}, which {why}")]
     Storage {
-        /// Which row, counted from 0.
+        /// Index of the row, counted from 0.
         row: usize,
         /// The name.
         storage: String,
-        /// What is wrong with it.
+        /// Description of the error.
         why: &'static str,
     },
     /// A row moves bytes that are no part of a storage, or of which another row moves some.
     #[error("row {row} moves {} bytes from byte {} of {storage} on, {why}", bytes.length.0, bytes.begin.0)]
     Range {
-        /// Which row, counted from 0.
+        /// Index of the row, counted from 0.
         row: usize,
-        /// Whose bytes.
+        /// Storage of the bytes.
         storage: String,
-        /// Which of them.
+        /// Range of the bytes.
         bytes: ByteRange,
-        /// What is wrong with them.
+        /// Description of the error.
         why: String,
     },
     /// A training session is to follow a plan that moves parts.
@@ -199,7 +199,7 @@ pub enum PlanError {
         "{rows} rows of the plan move parts of storages, and training moves storages whole: plan again without --parts"
     )]
     Parts {
-        /// How many rows do.
+        /// Number of such rows.
         rows: usize,
     },
     /// The machine that it was made for cannot be.
@@ -243,7 +243,7 @@ impl Plan {
 }
 
 impl<S> Plan<S> {
-    /// Whether the plan was made from this iteration.
+    /// Checks that the plan was made from this iteration.
     pub fn check_trace(&self, trace: &Trace) -> Result<(), PlanError> {
         let trace_fingerprint = trace.fingerprint();
         if self.fingerprint == trace_fingerprint && self.ops as usize == trace.ops.len() {
@@ -257,7 +257,7 @@ impl<S> Plan<S> {
         })
     }
 
-    /// The same plan with other rows.
+    /// Returns the plan with other rows.
     fn with_rows<T>(self, rows: Vec<Migration<T>>) -> Plan<T> {
         let Self {
             policy, trace, fingerprint, ops, machine, expects, left_out, rows_of_parts, ..

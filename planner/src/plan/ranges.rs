@@ -55,7 +55,8 @@ pub(super) fn by_storage(
     Ok(found)
 }
 
-/// Where the storages of a step with whole storages are cut so that the rows can move their parts.
+/// Returns the cuts of the storages of a step with whole storages by which the rows can move their
+/// parts.
 ///
 /// # Errors
 /// As [`by_storage`], and where the step's storages have no such parts.

@@ -1,26 +1,26 @@
-//! What the published policies share: reads that follow each other as late as their uses allow, and
+//! Parts of the published policies: reads that follow each other as late as their uses allow, and
 //! whether what they leave in memory fits.
 
 use crate::cost::Timeline;
 use crate::lifetime::{Lifetimes, Period, sum_over_ops};
 use crate::units::{Bandwidth, Bytes, Nanos, OpIndex};
 
-/// What a policy leaves in memory is more than there is.
+/// Error of a policy that leaves more in memory than there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("with all out that the policy moves, op {} still needs {needed} of {capacity}", op.0)]
 pub struct DoesNotFit {
-    /// Where the most is needed.
+    /// Op that needs the most.
     pub op: OpIndex,
-    /// How much.
+    /// Bytes that it needs.
     pub needed: Bytes,
-    /// How much there is.
+    /// Capacity of memory.
     pub capacity: Bytes,
 }
 
 /// A storage out of memory in `from..to`, unrolled.
 pub(super) type Away = (u32, u32, Bytes);
 
-/// Where the most memory is needed while all of these are away, and how much.
+/// Returns the op that needs the most memory while all of these are away, and how much.
 pub(super) fn worst(lifetimes: &Lifetimes, away: impl Iterator<Item = Away>) -> (OpIndex, Bytes) {
     let out = sum_over_ops(lifetimes.memory.len() as u32, away);
     let left = lifetimes.memory.iter().zip(&out).map(|(all, out)| all.0.saturating_sub(out.0));

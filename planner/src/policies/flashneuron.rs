@@ -55,7 +55,7 @@ fn longest_waits(trace: &Trace, periods: &[Period], timeline: &Timeline) -> Vec<
     longest
 }
 
-/// How many of them, from the first on, must leave for the rest to fit.
+/// Returns the number of periods, from the first on, that must leave for the rest to fit.
 fn selected(
     lifetimes: &Lifetimes,
     candidates: &[Period],

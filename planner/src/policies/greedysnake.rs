@@ -15,15 +15,15 @@ use crate::order::{MicroBatches, OpOrder};
 use crate::trace::{Access, Op, StorageKind, Trace, Use};
 use crate::units::{Bytes, Nanos};
 
-/// Parts of the updates that wait for the forward pass are tried in steps of one in so many.
+/// Number of steps in which parts of the updates that wait for the forward pass are tried.
 const PARTS: u64 = 100;
 
 /// A step as the system runs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnakeStep {
-    /// How long it takes.
+    /// Duration of the step.
     pub time: Nanos,
-    /// How much of the updates waits for the next forward pass, in percent.
+    /// Part of the updates that waits for the next forward pass, in percent.
     pub delayed_percent: u64,
     /// The host memory that it takes, staging buffers left out.
     pub host_memory: Bytes,
@@ -59,7 +59,7 @@ pub fn greedysnake(trace: &Trace, machine: &Machine) -> Result<SnakeStep, ZeroEr
     Ok(SnakeStep { time: Nanos(time), delayed_percent, host_memory })
 }
 
-/// What one pass needs of each part of the machine, updates left out.
+/// Needs of one pass of each part of the machine, updates left out.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pass {
     kernels: u64,
@@ -71,7 +71,7 @@ struct Pass {
 }
 
 impl Pass {
-    /// How long the pass takes with `part` of the updates in it.
+    /// Returns the duration of the pass with `part` of the updates in it.
     fn time(&self, machine: &Machine, host: &HostLink, updates: &Updates, part: u64) -> u64 {
         let of_part =
             |bytes: u64| (u128::from(bytes) * u128::from(part) / u128::from(PARTS)) as u64;
@@ -88,7 +88,7 @@ impl Pass {
     }
 }
 
-/// What all updates together touch.
+/// Data that all updates together touch.
 struct Updates {
     /// Parameters and optimizer state: read, and written back.
     state: u64,

@@ -1,4 +1,4 @@
-//! Other people's policies, as published, for comparison.
+//! Policies of other systems, as published, for comparison.
 
 mod common;
 mod flashneuron;

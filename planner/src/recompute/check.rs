@@ -1,4 +1,4 @@
-//! Whether every op reads the same bytes where some reruns are left out.
+//! True if every op reads the same bytes where some reruns are left out.
 
 use super::{KeptStep, Rerun};
 use crate::order::{BrokenDependence, Instance, written_by};

@@ -1,4 +1,4 @@
-//! Which reruns to leave out: by the bound's prices, and by trial.
+//! Choice of the reruns to leave out: by the bound's prices, and by trial.
 //!
 //! Each rerun left out saves its time and costs memory from its first run to where the second one
 //! would have been. What that is worth say the prices of the relaxed problem in which every rerun
@@ -14,15 +14,15 @@ use std::collections::{BTreeMap, HashMap};
 /// The prices only rank here.
 const EFFORT: Effort = Effort { instants: 300, steps: 400 };
 
-/// Of a ranking, this many counts are tried at first, at even distances.
+/// Number of counts of a ranking that are tried at first, at even distances.
 const TRIED: usize = 8;
 
 /// A choice that was tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice<C> {
-    /// Which reruns are left out.
+    /// Reruns that are left out.
     pub left_out: LeftOut,
-    /// What it costs, by whoever tried it.
+    /// Cost of the choice, by whoever tried it.
     pub cost: C,
 }
 
@@ -49,8 +49,8 @@ pub fn choose<C: Ord + Clone, E: From<MachineError>>(
     Ok(found)
 }
 
-/// What is to be planned in full after short searches: the `count` choices that look best, and in
-/// any case all reruns and none, so that the best is never worse than either.
+/// Returns the choices to plan in full after short searches: the `count` choices that look best,
+/// and in any case all reruns and none, so that the best is never worse than either.
 pub fn finalists<C>(
     reruns: &Reruns<'_>,
     found: impl IntoIterator<Item = Choice<C>>,

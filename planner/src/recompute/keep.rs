@@ -39,7 +39,7 @@ pub(super) fn keep(base: &Trace, kept: &[&Rerun]) -> Result<KeptStep, TraceError
 struct LeavingOut {
     /// The ops that do not run.
     left_out: Vec<bool>,
-    /// What stands for each storage: itself, unless an op that does not run makes it.
+    /// Storage in place of each storage: itself, unless an op that does not run makes it.
     instead: Vec<PlanStorage>,
     /// Storages that do not die where they do in the program: those that live on, and those that
     /// only a second run knows.
@@ -69,8 +69,9 @@ impl LeavingOut {
         self.instead[storage.0 as usize].0 as usize
     }
 
-    /// What dies beside each op that runs. Beside one that does not run dies what was held for it,
-    /// which then goes after its last use, and what happens to go meanwhile, which goes before.
+    /// Returns the deaths beside each op that runs. Beside one that does not run dies what was held
+    /// for it, which then goes after its last use, and what happens to go meanwhile, which goes
+    /// before.
     fn deaths(&self, base: &Trace) -> Vec<Vec<Death>> {
         let mut last_use = vec![None; base.storages.len()];
         let mut is_held = vec![false; base.storages.len()];

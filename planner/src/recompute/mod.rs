@@ -44,11 +44,11 @@ pub struct Reruns<'a> {
 pub struct KeptStep {
     /// The step.
     pub trace: Trace,
-    /// Which op of the program each of its ops is.
+    /// Op of the program that each op of the step is.
     pub schedule: Vec<u32>,
 }
 
-/// Which reruns a step is without, by their place in [`Reruns::all`], in that order.
+/// Reruns that a step is without, by their place in [`Reruns::all`], in that order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, serde::Deserialize)]
 #[serde(transparent)]
 pub struct LeftOut(pub Vec<u32>);
@@ -59,17 +59,17 @@ impl<'a> Reruns<'a> {
         Self { program, all: Rerun::all(program) }
     }
 
-    /// All of them, in the order in which they run.
+    /// Returns all reruns, in the order in which they run.
     pub fn all(&self) -> &[Rerun] {
         &self.all
     }
 
-    /// What the bound has to know of them.
+    /// Returns the groups that the bound may leave out.
     pub fn skippable(&self) -> Vec<Skippable> {
         self.all.iter().map(Rerun::skippable).collect()
     }
 
-    /// All of them left out: the program without checkpointing.
+    /// Leaves out all reruns: the program without checkpointing.
     pub fn every(&self) -> LeftOut {
         LeftOut((0..self.all.len() as u32).collect())
     }
@@ -94,7 +94,7 @@ impl<'a> Reruns<'a> {
     }
 }
 
-/// Why a step cannot be without such reruns.
+/// The reason why a step cannot be without such reruns.
 #[derive(Debug, thiserror::Error)]
 pub enum RecomputeError {
     /// The program runs nothing twice.
@@ -107,13 +107,13 @@ pub enum RecomputeError {
     NoSuchRerun {
         /// The number.
         rerun: u32,
-        /// How many there are.
+        /// Number of reruns.
         count: usize,
     },
     /// An op would read something else.
     #[error("without these reruns {0}")]
     Dependence(#[from] BrokenDependence),
-    /// What is left is no trace.
+    /// The remaining trace is not valid.
     #[error("the step without these reruns contradicts itself: {0}")]
     Trace(#[from] TraceError),
 }

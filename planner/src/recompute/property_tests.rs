@@ -55,7 +55,7 @@ fn random_steps_without_reruns_are_those_without_checkpointing() {
     assert!(found > 1_000 && made > 10_000, "{found} with all reruns found, {made} choices");
 }
 
-/// Whatever is left out, in whatever iteration: no run is shorter than the bound says.
+/// Checks that no choice in any iteration is shorter than the bound.
 #[test]
 fn no_choice_of_reruns_beats_the_bound() {
     const ITERATIONS: u64 = 40;
@@ -97,7 +97,7 @@ fn no_choice_of_reruns_beats_the_bound() {
     assert!(telling > 10 && runs > 200, "{telling} bounds say something, {runs} runs");
 }
 
-/// What the search finds, against every choice there is.
+/// Checks the result of the search against every choice there is.
 #[test]
 fn the_best_choice_is_found_among_all() {
     let mut random = Random::new(8);

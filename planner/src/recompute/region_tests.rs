@@ -5,7 +5,7 @@ use crate::instances::CheckpointedStep;
 use crate::trace::{Access, Identity, Op, PlanStorage, Use};
 use crate::units::{Nanos, OpIndex};
 
-/// Where a trace shows reruns: the whole first runs, of three ops each.
+/// Returns the regions of a trace that shows reruns: the whole first runs, of three ops each.
 fn regions_of(trace: &Trace) -> Vec<CheckpointedRegion> {
     let reruns = Reruns::of(trace);
     let region = |rerun: &Rerun| CheckpointedRegion {

@@ -8,7 +8,7 @@ use crate::trace::{Identity, PlanStorage, Trace};
 use crate::units::{Nanos, OpIndex};
 use std::ops::Range;
 
-/// How the names of ops begin that only name a tensor anew. Checkpointing runs them between the ops
+/// Prefix of the names of ops that only name a tensor anew. Checkpointing runs them between the ops
 /// of a second run.
 const ALIASES: &str = "aten.detach";
 
@@ -17,14 +17,14 @@ const ALIASES: &str = "aten.detach";
 pub struct CheckpointedRegion {
     /// The ops of its first run.
     pub first: Range<u32>,
-    /// Those of the second one, which may end earlier.
+    /// Ops of the second run, which may end earlier.
     pub again: Range<u32>,
 }
 
-/// Why the second run of a region cannot be left out.
+/// The reason why the second run of a region cannot be left out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoRerun {
-    /// It does not run again, or for nothing.
+    /// The region does not run again, or for nothing.
     #[error("nothing that its second run makes is needed")]
     Nothing,
     /// The two runs differ.
@@ -36,33 +36,33 @@ pub enum NoRerun {
     /// A running mean, say, is changed twice.
     #[error("each of its runs changes {storage}")]
     Changes {
-        /// What is changed.
+        /// Storage that is changed.
         storage: String,
     },
-    /// What the second run makes is there beyond the step.
+    /// The output of the second run lives on beyond the step.
     #[error("what its second run makes lives on after the step: {storage}")]
     LivesOn {
-        /// What does.
+        /// Storage that lives on.
         storage: String,
     },
-    /// What the first run has made is not what the second one makes, or is still there.
+    /// The output of the first run differs from the second one's, or is still there.
     #[error(
         "what its first run has made is changed, or still in use, where it is needed: {storage}"
     )]
     Replaced {
-        /// What the second run makes.
+        /// Storage that the second run makes.
         storage: String,
     },
     /// The two runs read other storages.
     #[error("its second run reads something that its first one does not: {storage}")]
     Reads {
-        /// What is read.
+        /// Storage that is read.
         storage: String,
     },
-    /// Something is changed between the runs.
+    /// The runs depend on something that changes between them.
     #[error("without its second run {why}")]
     Dependence {
-        /// What would be read.
+        /// Storage that would be read.
         why: String,
     },
 }

@@ -1,4 +1,4 @@
-//! Which ops compute what an earlier op has computed: the same op of the same values.
+//! Repetitions: ops that compute what an earlier op has computed: the same op of the same values.
 //!
 //! A value is what a storage holds at some time. It is named by where it comes from: what a storage
 //! holds at the beginning, or which op of which values has made it.
@@ -6,7 +6,7 @@
 use crate::trace::{Access, Op, Trace};
 use std::collections::HashMap;
 
-/// What a storage holds.
+/// Value that a storage holds.
 type Value = u64;
 
 /// Values that ops have made, those from the iteration before, and one for what nobody reads.
@@ -26,7 +26,7 @@ struct Computation<'a> {
     births: usize,
 }
 
-/// For each op the earlier one that computes the same.
+/// Repeated ops: for each op the earlier one that computes the same.
 pub(super) struct Repetitions {
     earlier: Vec<Option<u32>>,
     /// The computation of each op, and how many ops have it.
@@ -45,7 +45,7 @@ impl Repetitions {
         Self { earlier, computation, count }
     }
 
-    /// How many ops of the iteration compute the same as this one.
+    /// Returns the number of ops of the iteration that compute the same as this one.
     pub(super) fn count(&self, op: u32) -> u32 {
         self.count[self.computation[op as usize] as usize]
     }
@@ -74,7 +74,7 @@ impl Repetitions {
 
 struct Numbering<'a> {
     trace: &'a Trace,
-    /// What each storage holds by now.
+    /// Value that each storage holds by now.
     holds: Vec<Value>,
     known: HashMap<Computation<'a>, u32>,
     /// The ops of each computation.
@@ -124,8 +124,8 @@ impl<'a> Numbering<'a> {
         number
     }
 
-    /// What makes something of nothing (memory, a constant, a batch) makes the same only as part of
-    /// a run that is repeated.
+    /// Returns the value of an op without inputs (memory, a constant, a batch): it repeats only as
+    /// part of a run that is repeated.
     fn source(&mut self, op: &Op, follows: Option<u32>) -> u32 {
         let of = |op: &Op| (op.uses.len(), op.births.len(), op.fingerprint);
         let like = follows.filter(|follows| {

@@ -1,4 +1,4 @@
-//! The reruns of a step: ops that the backward pass runs again, since what they made was let go.
+//! The reruns of a step: ops that the backward pass runs again, since their activations were freed.
 
 use super::CheckpointedRegion;
 use super::regions::NoRerun;
@@ -15,16 +15,16 @@ use std::ops::Range;
 pub struct Rerun {
     /// The ops' first run.
     pub first: Range<u32>,
-    /// The same ops again.
+    /// Second run of the ops.
     pub again: Range<u32>,
-    /// How long the second run takes.
+    /// Duration of the second run.
     pub time: Nanos,
-    /// What has to be kept so that it is not needed.
+    /// Bytes to keep so that it is not needed.
     pub bytes: Bytes,
     /// Reruns that use the same parameters, such as those of one layer in each micro-batch, are of
     /// one layer.
     pub layer: u32,
-    /// What the second run makes, and what the first one made in its place.
+    /// Storages that the second run makes, and what the first one made in its place.
     pub(super) made: Vec<MadeTwice>,
 }
 
@@ -70,7 +70,7 @@ impl Rerun {
         Ok(facts.rerun(first, again, layers.of(parameters), made))
     }
 
-    /// How many ops what is kept has to wait.
+    /// Returns the number of ops for which the kept bytes wait.
     pub(super) fn away(&self) -> u32 {
         self.again.start - self.first.end
     }
@@ -92,11 +92,11 @@ impl Layers {
     }
 }
 
-/// What is asked of a trace again and again.
+/// Facts of a trace that are used many times.
 pub(super) struct Facts<'a> {
     trace: &'a Trace,
     uses: Vec<Vec<At>>,
-    /// Where each storage dies, if it does so in the iteration that makes it.
+    /// Death of each storage, if it does so in the iteration that makes it.
     deaths: Vec<Option<u32>>,
 }
 
@@ -168,7 +168,7 @@ impl<'a> Facts<'a> {
         named.into_iter().collect()
     }
 
-    /// Both runs of a region, as far as the second one goes, are of the same ops.
+    /// Checks that both runs of a region, as far as the second one goes, are of the same ops.
     fn same_ops(&self, region: &CheckpointedRegion, first: &Range<u32>) -> Result<(), NoRerun> {
         let CheckpointedRegion { first: whole, again } = region;
         let is_in_order = whole.start <= whole.end && whole.end <= again.start;
@@ -201,7 +201,8 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// What the second run makes and what the first made in its place, where that can stand for it.
+    /// Returns the storages that the second run makes and what the first made in its place, where
+    /// that can stand for it.
     fn made(&self, first: Range<u32>, again: Range<u32>) -> Result<Vec<MadeTwice>, NoRerun> {
         let births = self.births(again.clone()).zip(self.births(first.clone()));
         let made: Vec<MadeTwice> = births
@@ -232,8 +233,8 @@ impl<'a> Facts<'a> {
         if made.iter().any(|one| one.outlives) { Ok(made) } else { Err(NoRerun::Nothing) }
     }
 
-    /// Whether what the first run has made holds the same bytes after it, and was let go before the
-    /// second.
+    /// Returns whether what the first run has made holds the same bytes after it, and was let go
+    /// before the second.
     fn can_stand_in(&self, one: MadeTwice, first_end: u32, again_begin: u32) -> bool {
         let [again, first] = [one.again, one.first].map(|storage| self.trace.storage(storage));
         let is_alike = (again.size, again.movable) == (first.size, first.movable);

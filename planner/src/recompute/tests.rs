@@ -6,7 +6,7 @@ use crate::tidelog::{TidelogOptions, tidelog};
 use crate::trace::{Access, Op, PlanStorage, Use};
 use crate::units::{Bytes, Nanos};
 
-/// What dies beside one op dies in no order.
+/// Sorts the deaths beside each op, which have no order.
 pub(super) fn sorted(mut ops: Vec<Op>) -> Vec<Op> {
     for op in &mut ops {
         op.deaths.sort_by_key(|death| death.storage);
@@ -111,8 +111,8 @@ fn numbers_are_told_as_runs() {
     assert_eq!(LeftOut::default().to_string(), "");
 }
 
-/// With memory for some of what the blocks make, the best is neither all nor nothing, and no plan
-/// of any choice beats the bound.
+/// Checks that with memory for some of what the blocks make, the best is neither all nor nothing,
+/// and no plan of any choice beats the bound.
 #[test]
 fn the_best_choice_lies_between_all_and_none_where_memory_does() {
     let trace = CheckpointedStep::of(8, 1).checkpointed();

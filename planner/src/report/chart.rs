@@ -25,17 +25,17 @@ const TITLE_HEIGHT: u64 = 18;
 /// Labels of the time axis begin in this part of it: one that begins later would be cut.
 const LABELS_END_PERCENT: u64 = 95;
 
-/// At most this many lanes of transfers are drawn side by side.
+/// Limit of transfer lanes that are drawn side by side.
 const LANES_MAX: usize = 24;
 
-/// Of more transfers than this many are narrower than the gap that keeps neighbours apart: they are
-/// drawn without.
+/// Number of transfers beyond which those narrower than the gap between neighbours are drawn
+/// without it.
 const SEPARATE_MAX: usize = 1000;
 
 /// Ends what [`open`] began.
 const CLOSE: &str = "</svg></div>";
 
-/// More transfers than this are not drawn: the largest are.
+/// Limit of transfers that are drawn: of more, the largest are.
 pub(super) const TRANSFERS_MAX: usize = 20_000;
 
 /// The panels, from memory down to bandwidth, and the time axis.
@@ -116,7 +116,7 @@ fn stall_marks(report: &Report, height: u64, class: &str, out: &mut String) {
     out.push_str("\"/>");
 }
 
-/// Where the step stalls, from x to x; stalls that touch there are one.
+/// Returns the stalls of the step, from x to x; stalls that touch there are one.
 fn stalled(report: &Report) -> Vec<(u64, u64)> {
     let at = |time| x(time, report.duration);
     let mut spans: Vec<_> = report.stalls.iter().map(|it| (at(it.begin), at(it.end))).collect();

@@ -1,10 +1,10 @@
-//! What the page's script needs: the figures behind the picture, as JSON inside the page.
+//! Data for the page's script: the figures behind the picture, as JSON inside the page.
 
 use super::{Report, chart, sample, text};
 use crate::migration::{Ending, MigrationDirection, Target};
 use serde::Serialize;
 
-/// More ops than this are not named on hover: the longest are.
+/// Limit of ops that are named on hover: of more, the longest are.
 const OPS_MAX: usize = 20_000;
 
 /// Rows are arrays, not objects: a page may hold tens of thousands of them.
@@ -14,7 +14,7 @@ struct Data<'a> {
     width: u64,
     staging: u64,
     budget: u64,
-    /// At, resident, moving, wanted.
+    /// Samples: time, resident, moving, wanted.
     memory: Vec<[u64; 4]>,
     /// Begin, end, name.
     ops: Vec<(u64, u64, &'a str)>,

@@ -19,12 +19,12 @@ use crate::units::{Bandwidth, Bytes, Nanos};
 
 pub use simulated::simulated;
 
-/// Everything that the page shows. Times are counted from the beginning of the shown step.
+/// Data of the page. Times are counted from the beginning of the shown step.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// What was trained: `byte-level GPT, 12 layers`.
+    /// Name of the training: `byte-level GPT, 12 layers`.
     pub title: String,
-    /// What the page shows: `simulated, algorithm1` or `measured, step 14`.
+    /// Kind of the report: `simulated, algorithm1` or `measured, step 14`.
     pub subtitle: String,
     /// The length of the step.
     pub duration: Nanos,
@@ -42,9 +42,9 @@ pub struct Report {
     pub transfers: Vec<TransferSpan>,
     /// Every wait of an op for a migration.
     pub stalls: Vec<Stall>,
-    /// What the SSDs can read, if known.
+    /// Read rate of the SSDs, if known.
     pub read_limit: Option<Bandwidth>,
-    /// What the SSDs can write, if known.
+    /// Write rate of the SSDs, if known.
     pub write_limit: Option<Bandwidth>,
     /// Bytes written in the step by what they were.
     pub written: Vec<(StorageKind, Bytes)>,
@@ -54,15 +54,15 @@ pub struct Report {
     pub clean_bytes: Bytes,
     /// Storages whose memory cannot be taken away.
     pub unmovable: Vec<Unmovable>,
-    /// Further figures, in words: name and value.
+    /// Figures in words besides: name and value.
     pub figures: Vec<(String, String)>,
-    /// What the reader should know: said-once messages of the run.
+    /// Notices for the reader, each of them once.
     pub notices: Vec<String>,
     /// The shortest step that any policy could reach, if it was computed.
     pub bound: Option<Nanos>,
-    /// What smaller and smaller write budgets cost, the largest first; empty if nobody asked.
+    /// Cost of smaller and smaller write budgets, the largest first; empty if nobody asked.
     pub budgets: Vec<BudgetPoint>,
-    /// What the step's plan and the others that were found cost, the fastest first; empty if nobody
+    /// Costs of the step's plan and the others that were found, the fastest first; empty if nobody
     /// searched.
     pub prices: Vec<PlanPrice>,
 }
@@ -74,20 +74,20 @@ pub struct BudgetPoint {
     pub per_day: Bytes,
     /// The step that keeps to it.
     pub step: Nanos,
-    /// How much of that is a pause that only keeps to it.
+    /// Part of it that is a pause, to keep to the budget.
     pub pause: Nanos,
-    /// How long a drive lasts, in words.
+    /// Life of a drive, in words.
     pub lasts: String,
 }
 
-/// When an op ran.
+/// Span of an op.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpSpan {
     /// `aten.mm`.
     pub name: String,
-    /// When it began to run, its stall over.
+    /// Time at which it began to run, its stall over.
     pub begin: Nanos,
-    /// When it was done.
+    /// Time at which it was done.
     pub end: Nanos,
 }
 
@@ -96,26 +96,26 @@ pub struct OpSpan {
 pub struct TransferSpan {
     /// The storage's name.
     pub name: String,
-    /// What it holds.
+    /// Kind of its contents.
     pub kind: StorageKind,
-    /// Its size.
+    /// The size.
     pub bytes: Bytes,
-    /// Out or in.
+    /// Direction of the transfer.
     pub direction: MigrationDirection,
-    /// Where to or where from.
+    /// Tier of the other end.
     pub target: Target,
-    /// When it was asked for.
+    /// Time of the request.
     pub begin: Nanos,
-    /// When the first byte moved: before that it waited for its turn.
+    /// Time at which the first byte moved: before that it waited for its turn.
     pub moved: Nanos,
-    /// When it was complete.
+    /// Time of its completion.
     pub end: Nanos,
-    /// How many of its bytes moved in the step, from `moved` to `end`: fewer than all where it
+    /// Number of its bytes that moved in the step, from `moved` to `end`: fewer than all where it
     /// began before the step or goes on after it.
     pub in_step: Bytes,
-    /// Whether an op was waiting for it.
+    /// True if an op was waiting for it.
     pub urgent: bool,
-    /// What became of it.
+    /// Ending of the transfer.
     pub ending: Ending,
 }
 
@@ -124,28 +124,28 @@ pub struct TransferSpan {
 pub struct Stall {
     /// The op that waited: `aten.mm (op 17)`.
     pub op: String,
-    /// When it could have begun.
+    /// Time at which it could have begun.
     pub begin: Nanos,
-    /// When it did.
+    /// Time at which it began.
     pub end: Nanos,
-    /// What it waited for: `blocks.0.weight`, or memory.
+    /// Object of the wait: `blocks.0.weight`, or memory.
     pub waited_for: String,
 }
 
 /// A storage that stays where it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unmovable {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its size.
+    /// The size.
     pub bytes: Bytes,
-    /// Why it cannot move.
+    /// The reason why it cannot move.
     pub why: String,
 }
 
 impl TransferSpan {
-    /// Whether bytes took the way that it names: a copy that was still good, or a transfer that was
-    /// called off, needs none.
+    /// Returns whether bytes took the way that it names: a copy that was still good, or a transfer
+    /// that was called off, needs none.
     pub(crate) fn carries_bytes(&self) -> bool {
         matches!(self.ending, Ending::Moved | Ending::UnderWay)
     }

@@ -8,7 +8,7 @@ use crate::units::Bytes;
 use std::cmp::Reverse;
 use std::fmt::Write;
 
-/// About so many plans are shown with what they cost.
+/// Approximate limit of plans that are shown with what they cost.
 const PRICES_MAX: usize = 6;
 
 /// Tables are for reading: of long lists the largest entries are shown.
@@ -79,7 +79,7 @@ pub(super) fn render(report: &Report) -> String {
     out
 }
 
-/// What the picture shows, in one sentence.
+/// Returns the claim of the picture, in one sentence.
 fn claim(report: &Report) -> String {
     let (peak, wanted) = (report.peak(), report.wanted());
     let mut claim = format!("A step holds <b>{}</b> at its peak", text::bytes(peak));
@@ -130,7 +130,7 @@ fn cards(report: &Report, out: &mut String) {
     out.push_str("</dl>\n");
 }
 
-/// What the colours mean: a line for memory, and one for what moves.
+/// Writes the meaning of the colours: a line for memory, and one for what moves.
 fn legend(report: &Report, out: &mut String) {
     let entry = |class: &str, text: &str| format!("<li><i class=\"{class}\"></i>{text}</li>");
     let mut memory = entry("resident", "in memory")
@@ -169,7 +169,7 @@ fn times(report: &Report, out: &mut String) {
     out.push_str("</table></section>");
 }
 
-/// What other plans take and write: fewer bytes for more time.
+/// Writes the costs of other plans: fewer bytes for more time.
 fn prices(report: &Report, out: &mut String) {
     let few = PlanPrice::few(&report.prices, PRICES_MAX);
     let Some(most) = few.iter().map(|price| price.written.0).max() else { return };
@@ -188,7 +188,7 @@ fn prices(report: &Report, out: &mut String) {
     out.push_str("</table></section>");
 }
 
-/// What smaller and smaller write budgets cost.
+/// Writes the cost of smaller and smaller write budgets.
 fn budgets(report: &Report, out: &mut String) {
     let Some(longest) = report.budgets.iter().map(|point| point.step.0).max() else { return };
     out.push_str(

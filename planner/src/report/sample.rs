@@ -1,10 +1,10 @@
-//! From events to pictures: columns, lanes and ticks.
+//! Samples of events for pictures: columns, lanes and ticks.
 
 use super::TransferSpan;
 use crate::migration::{MemorySample, MigrationDirection};
 use crate::units::{Bandwidth, Bytes, Nanos};
 
-/// More memory samples than this are drawn as the maximum of each column.
+/// Limit of memory samples; more are drawn as the maximum of each column.
 const SAMPLES_MAX: usize = 4000;
 
 /// The columns of the bandwidth picture.

@@ -13,7 +13,8 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Due {
     pub(super) storage: PlanStorage,
-    /// It was begun once and had to yield to an op: next time only with room for the ops ahead.
+    /// True if the move was begun once and had to yield to an op: next time only with room for the
+    /// ops ahead.
     pub(super) cautious: bool,
 }
 
@@ -28,14 +29,14 @@ pub(super) struct Follow {
     /// The time of the op that began last, or just before op 0.
     now: u64,
     next_move: usize,
-    /// How many ops of this step were compared, and how many began.
+    /// Number of ops of this step that were compared, and how many began.
     compared: u32,
     begun: u32,
     in_step: bool,
     in_sync: bool,
-    /// All that ops until this time use is in memory or on its way (see `lookahead`).
+    /// Time up to which all that ops use is in memory or on its way (see `lookahead`).
     pub(super) looked: u64,
-    /// By deadline, then in the order they came.
+    /// Moves by deadline, then in the order they came.
     due: BTreeMap<(u64, u64), Due>,
     due_count: u64,
     /// Evictions that ops wait for, each with its deadline.
@@ -63,7 +64,7 @@ impl Follow {
         }
     }
 
-    /// Other moves for the same ops and storages, from the next step on.
+    /// Exchanges the moves for the same ops and storages, from the next step on.
     pub(super) fn exchange(&mut self, schedule: Arc<Schedule>) -> bool {
         let alike = self.table.same_steps(schedule.step());
         if alike {
@@ -184,7 +185,7 @@ impl Follow {
         self.due.pop_first();
     }
 
-    /// Whether a prefetch waits for room.
+    /// Returns whether a prefetch waits for room.
     pub(super) fn has_due(&self) -> bool {
         !self.due.is_empty()
     }
@@ -193,13 +194,13 @@ impl Follow {
         self.awaited.push((deadline, storage));
     }
 
-    /// What the op that wants to begin waits for.
+    /// Iterates over the storages for which the op that wants to begin waits for.
     pub(super) fn awaited(&self) -> impl Iterator<Item = StorageId> + '_ {
         let due = self.awaited.iter().filter(|(deadline, _)| *deadline <= self.now);
         due.map(|(_, storage)| *storage)
     }
 
-    /// That op begins.
+    /// Forgets the awaited moves: that op begins.
     pub(super) fn drop_awaited(&mut self) {
         let now = self.now;
         self.awaited.retain(|(deadline, _)| *deadline > now);
@@ -236,7 +237,7 @@ impl Follow {
         ahead.map(|op| self.table.needs(op).0).max().unwrap_or(0)
     }
 
-    /// Until the next step nothing is planned.
+    /// Leaves the schedule until the next step.
     pub(super) fn leave(&mut self) {
         self.in_sync = false;
         self.looked = 0;

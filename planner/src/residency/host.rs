@@ -30,17 +30,17 @@ impl HostCopies {
         }
     }
 
-    /// What came back last is in use now, and likely to be modified or to die before it would leave
-    /// again.
+    /// Returns the storage that leaves first: what came back last is in use now, and likely to be
+    /// modified or to die before it would leave again.
     fn first_to_go(&self) -> Option<StorageId> {
         self.0.last().map(|(_, id)| *id)
     }
 }
 
 impl Residency {
-    /// Where to send `size` bytes that no plan sends: to host memory, which is nearer. While a
-    /// schedule is followed as much of that memory is left to its moves as they can ever take: they
-    /// count on it.
+    /// Returns the tier for `size` bytes that no plan sends: to host memory, which is nearer. While
+    /// a schedule is followed as much of that memory is left to its moves as they can ever take:
+    /// they count on it.
     pub(super) fn unplanned_target(&self, size: u64) -> Target {
         let Some(follow) = self.follow.as_ref().filter(|follow| follow.in_sync()) else {
             return Target::Host;
@@ -50,7 +50,8 @@ impl Residency {
         if fits { Target::Host } else { Target::Ssd }
     }
 
-    /// Where `size` bytes go that are wanted there: to the log where host memory has no room.
+    /// Returns the tier for `size` bytes that are wanted there: to the log where host memory has no
+    /// room.
     pub(super) fn destination(&mut self, size: u64, wanted: Target) -> Target {
         let taken = self.sums.hosted - self.sums.spare;
         if wanted == Target::Ssd || taken.saturating_add(size) > self.config.host_memory.0 {

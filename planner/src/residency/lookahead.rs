@@ -12,10 +12,10 @@ use super::storage::BytesPlace;
 use super::types::{FetchUrgency, StorageId};
 use crate::units::OpIndex;
 
-/// What is on its way in beforehand may take one part in this many of the room for storages.
+/// Part of the memory for storages, 1 / this, that storages fetched ahead may take.
 const AHEAD_PARTS: u64 = 8;
 
-/// What the ops ahead lack.
+/// Bytes that the ops ahead lack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct MissingBytes {
     /// Bytes that are to come back and have no room yet.
@@ -62,7 +62,7 @@ impl Residency {
         (ops > 0).then(|| (follow.look_from(), follow.now() + ops))
     }
 
-    /// What the op at `time` uses and has no memory, with its size.
+    /// Returns the storages that the op at `time` uses and that have no memory, with their sizes.
     fn absent_at(&self, time: u64) -> Vec<(StorageId, u64)> {
         let Some(follow) = &self.follow else { return Vec::new() };
         let op = OpIndex((time % u64::from(follow.table.ops())) as u32);
@@ -98,7 +98,7 @@ impl Follow {
         self.looked = time;
     }
 
-    /// Something that is used at `time` has left after all.
+    /// Resets the lookahead to `time`: something that is used at `time` has left after all.
     pub(super) fn look_again(&mut self, time: u64) {
         self.looked = self.looked.min(time.saturating_sub(1));
     }

@@ -17,11 +17,11 @@ use crate::units::{Bytes, OpIndex};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Which storages are where, and what to do next. See the [module](super).
+/// Residency machine: which storages are where, and what to do next. See the [module](super).
 #[derive(Debug)]
 pub struct Residency {
     pub(super) config: Config,
-    /// By [`StorageId`].
+    /// Storages by [`StorageId`].
     pub(super) storages: Vec<Option<ResidentStorage>>,
     known: usize,
     pub(super) sums: Sums,
@@ -32,13 +32,14 @@ pub struct Residency {
     pub(super) flights: BTreeMap<TransferId, StorageId>,
     pub(super) transfers_begun: u64,
     pub(super) actions: Vec<ResidencyAction>,
-    /// How many times actions were taken, from 1: an action is still here if it is of this batch.
+    /// Number of times that actions were taken, from 1: an action is still here if it is of this
+    /// batch.
     pub(super) batches: u64,
     pub(super) op: CurrentOp,
     pub(super) pending: Pending,
     /// The part of the budget that is others'.
     pub(super) for_others: u64,
-    /// How many ops were granted: the clock of least recent use.
+    /// Number of ops that were granted: the clock of least recent use.
     pub(super) grants: u64,
     pub(super) failure: Option<TransferFailure>,
     pub(super) unwritable: Vec<StorageId>,
@@ -81,17 +82,17 @@ impl Residency {
         self.batches += 1;
     }
 
-    /// Another budget. If it is smaller than what is taken, [`Self::settle`] is due.
+    /// Changes the budget. If it is smaller than what is taken, [`Self::settle`] is due.
     pub fn set_budget(&mut self, budget: Bytes) {
         self.config.budget = budget;
     }
 
-    /// Another amount of memory to keep free ahead of need; see [`Config`].
+    /// Changes the amount of memory to keep free ahead of need; see [`Config`].
     pub fn set_headroom(&mut self, headroom: Bytes) {
         self.config.headroom = headroom;
     }
 
-    /// Another number of ops to look ahead; see [`Config`].
+    /// Changes the number of ops to look ahead; see [`Config`].
     pub fn set_lookahead(&mut self, ops: u32) {
         self.config.lookahead = ops;
     }
@@ -165,8 +166,8 @@ impl Residency {
         Ok(())
     }
 
-    /// Something outside sees the storage's memory: from now on, or from when it is back, it stays.
-    /// Counted; unknown storages are passed over.
+    /// Pins a storage whose memory something outside sees: from now on, or from when it is back, it
+    /// stays. Counted; unknown storages are passed over.
     pub fn pin(&mut self, id: StorageId) {
         if self.alive(id).is_none() {
             return;
@@ -184,8 +185,8 @@ impl Residency {
     }
 
     /// An op that goes on after its end (a collective, a kernel on another thread) uses the
-    /// storage: it stays until [`Self::async_use_ends`]. Told twice, it counts once; unknown
-    /// storages are passed over.
+    /// storage: it stays until [`Self::async_use_ends`]. Idempotent; unknown storages are
+    /// passed over.
     pub fn async_use_begins(&mut self, id: StorageId) {
         if self.alive(id).is_none() {
             return;
@@ -243,8 +244,8 @@ impl Residency {
         }
     }
 
-    /// This storage is that one of the schedule. Storages that ops make are bound when they are
-    /// born. `false` if there is no schedule, or it or the machine does not know the storage.
+    /// Binds a storage to one of the schedule. Storages that ops make are bound when they are born.
+    /// `false` if there is no schedule, or it or the machine does not know the storage.
     pub fn bind(&mut self, plan: PlanStorage, id: StorageId) -> bool {
         let Some(follow) = &mut self.follow else { return false };
         let known = self.storages.get_mut(id.0 as usize).and_then(Option::as_mut);
@@ -299,12 +300,12 @@ impl Residency {
         }
     }
 
-    /// Whether a schedule is being followed.
+    /// Returns whether a schedule is being followed.
     pub fn in_sync(&self) -> bool {
         self.follow.as_ref().is_some_and(Follow::in_sync)
     }
 
-    /// Why the schedule is not followed any more. Reported once.
+    /// Returns the reason why the schedule is not followed any more. Reported once.
     pub fn desync(&mut self) -> Option<Desync> {
         self.desync.take()
     }
@@ -366,7 +367,8 @@ impl Residency {
         self.actions.push(ResidencyAction::Forget { storage: id, target });
     }
 
-    /// Nothing touches a dead storage's memory any more: it is gone, and so is its copy.
+    /// Records the death of a storage, whose memory no op touches any more: it is gone, and so is
+    /// its copy.
     pub(super) fn record_death(&mut self, id: StorageId) {
         self.forget(id);
         let Some(storage) = self.storages.get_mut(id.0 as usize).and_then(Option::take) else {

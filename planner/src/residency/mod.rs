@@ -1,4 +1,4 @@
-//! Which storages are where, now: a state machine without I/O.
+//! Residency of storages: a state machine without I/O.
 //!
 //! [`Residency`] is told what happens (a storage was born, changed, died; an op begins and ends; a
 //! transfer completed) and returns [`ResidencyAction`]s to perform, in order. It owns the budget:

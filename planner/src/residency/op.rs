@@ -13,24 +13,24 @@ use super::types::{
 use crate::migration::{MigrationDirection, Target};
 use crate::units::{Bytes, OpIndex};
 
-/// What [`Residency::resume`] looks at again.
+/// Decision that [`Residency::resume`] makes again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pending {
-    /// Nothing waits.
+    /// No decision: nothing waits.
     #[default]
     Nothing,
     /// An op that wants to run.
     Op,
-    /// What is committed is to be within the budget.
+    /// Settlement: what is committed is to be within the budget.
     Settle,
     /// A storage that the caller moves out.
     Evict(StorageId),
 }
 
-/// What was under way when ops began inside it.
+/// State that was suspended when ops began inside it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Suspended {
-    /// What waited.
+    /// Decision that waited.
     pub pending: Pending,
     /// Room that an op which runs was granted for outputs that are not born yet.
     pub reserve: Bytes,
@@ -74,27 +74,27 @@ impl Default for CurrentOp {
     }
 }
 
-/// More must leave than the budget asks for, before a fetch whose memory could not be had asks
-/// again.
+/// Eviction of more storages than the budget asks for, before a fetch whose memory could not be had
+/// asks again.
 #[derive(Debug)]
 pub(super) struct ExtraEviction {
     /// Bytes that leave this time: twice as many as the last time.
     pub(super) bytes: u64,
-    /// Whether they have been told to.
+    /// True if the ops have been told to begin.
     pub(super) begun: bool,
-    /// What is told when nothing is left that could leave.
+    /// Failure that is reported when nothing is left that could leave.
     pub(super) failure: TransferFailure,
 }
 
-/// What an op still lacks.
+/// Bytes that an op still lacks.
 struct Lacks {
-    /// Whether a transfer on a storage that it uses must end first.
+    /// True if a transfer on a storage that it uses must end first.
     transfers: bool,
     /// Bytes that are in the log only.
     bytes: u64,
 }
 
-/// How far it is with a [`ExtraEviction`].
+/// Progress of an [`ExtraEviction`].
 enum ExtraEvicted {
     Enough,
     Waiting,
@@ -129,7 +129,7 @@ impl Residency {
         self.pump();
     }
 
-    /// What is under way stops for now: other ops run inside it. What an op uses that runs is the
+    /// Suspends the current decision: other ops run inside it. What an op uses that runs is the
     /// caller's to pin, and its room to keep by [`Self::keep_for_others`]. What waits is told anew
     /// when those ops are over.
     pub fn suspend(&mut self) -> Suspended {
@@ -144,7 +144,8 @@ impl Residency {
         self.op.reserve = reserve.0;
     }
 
-    /// So much of the budget is not for what begins from here on: others have it, or will.
+    /// Reserves bytes of the budget that are not for ops that begin from here on: others have it,
+    /// or will.
     pub fn keep_for_others(&mut self, bytes: Bytes) {
         self.for_others = bytes.0;
     }
@@ -156,7 +157,7 @@ impl Residency {
         self.offer(id);
     }
 
-    /// What waits now.
+    /// Returns the decision that waits.
     pub fn pending(&self) -> Pending {
         self.pending
     }
@@ -349,7 +350,7 @@ impl Residency {
         }
     }
 
-    /// Whether the schedule says that the op waits for an eviction, and that is not over.
+    /// Returns whether the schedule says that the op waits for an eviction, and that is not over.
     fn awaits_eviction(&self) -> bool {
         let mut awaited = self.follow.iter().flat_map(Follow::awaited);
         let is_leaving = |id| {

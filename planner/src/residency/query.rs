@@ -1,4 +1,4 @@
-//! What the machine can be asked. Nothing here changes a decision.
+//! Queries of the machine. Nothing here changes a decision.
 
 use super::machine::Residency;
 use super::stats::Stats;
@@ -65,7 +65,7 @@ impl Residency {
         self.peak = self.sums.committed;
     }
 
-    /// What was counted so far.
+    /// Returns the statistics.
     pub fn stats(&self) -> Stats {
         self.stats
     }
@@ -75,17 +75,17 @@ impl Residency {
         Bytes(self.sums.async_used)
     }
 
-    /// How many transfers are in flight.
+    /// Returns the number of transfers in flight.
     pub fn in_flight(&self) -> usize {
         self.flights.len()
     }
 
-    /// Where a storage is; `None` if it is not known or died.
+    /// Returns the state of a storage; `None` if it is not known or died.
     pub fn state(&self, id: StorageId) -> Option<StorageState> {
         self.alive(id).map(ResidentStorage::state)
     }
 
-    /// Whether the log has a copy of a storage's bytes.
+    /// Returns the state of a storage's copy in the log.
     pub fn copy_in_log(&self, id: StorageId) -> CopyInLog {
         let Some(storage) = self.alive(id) else { return CopyInLog::Not };
         let copy = storage.copy && storage.target == Target::Ssd;
@@ -106,8 +106,8 @@ impl Residency {
         }
     }
 
-    /// Whether a storage is in memory, no transfer touches it, and nothing keeps it there: neither
-    /// the op that runs, nor one that has ended, nor a pin.
+    /// Returns whether a storage is in memory, no transfer touches it, and nothing keeps it there:
+    /// neither the op that runs, nor one that has ended, nor a pin.
     pub fn rests(&self, id: StorageId) -> bool {
         self.alive(id).is_some_and(|storage| {
             matches!(storage.place, BytesPlace::Resident)
@@ -116,7 +116,7 @@ impl Residency {
         })
     }
 
-    /// Which storage of the schedule it is; `None`: none.
+    /// Returns the storage of the schedule that it is; `None`: none.
     pub fn planned_as(&self, id: StorageId) -> Option<PlanStorage> {
         self.alive(id)?.plan.map(|(plan, _)| plan)
     }
@@ -126,7 +126,8 @@ impl Residency {
         self.alive(id).map(|storage| Bytes(storage.size))
     }
 
-    /// Whether this number is taken, if only by a storage that died with a transfer in flight.
+    /// Returns whether this number is taken, if only by a storage that died with a transfer in
+    /// flight.
     pub fn knows(&self, id: StorageId) -> bool {
         self.get(id).is_some()
     }

@@ -1,29 +1,29 @@
-//! Why something does not fit: the figures that a person needs to choose another budget.
+//! The reason why something does not fit: the figures that a person needs to choose another budget.
 
 use super::types::StorageId;
 use crate::units::Bytes;
 use std::fmt;
 
-/// How many storages a refusal names.
+/// Limit of storages that a refusal names.
 pub const CONTRIBUTORS_MAX: usize = 8;
 
 /// A storage that must be in memory, and its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contributor {
-    /// Which one.
+    /// Id of the storage.
     pub storage: StorageId,
-    /// Its size.
+    /// The size.
     pub size: Bytes,
-    /// Whether the op uses it; otherwise it is here because it cannot leave.
+    /// True if the op uses it; otherwise it is here because it cannot leave.
     pub used: bool,
 }
 
-/// More must be in memory at once than the budget allows, whatever is evicted.
+/// Refusal of an op that needs more memory at once than the budget allows, whatever is evicted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BudgetRefusal {
     /// All memory there may be.
     pub budget: Bytes,
-    /// What must be there at once: the sum of the next seven.
+    /// Smallest budget that is enough: the sum of the next seven.
     pub smallest_budget: Bytes,
     /// The staging ring.
     pub staging: Bytes,
@@ -37,7 +37,7 @@ pub struct BudgetRefusal {
     pub unwritable: Bytes,
     /// Storages that ops use which have ended, and may wait for this one: sends and receives.
     pub asynchronous: Bytes,
-    /// What is others': [`Residency::keep_for_others`](super::Residency::keep_for_others).
+    /// Bytes for others: [`Residency::keep_for_others`](super::Residency::keep_for_others).
     pub others: Bytes,
     /// The largest of these storages, largest first.
     pub largest: Vec<Contributor>,

@@ -7,15 +7,15 @@ use super::types::{FetchUrgency, StorageId};
 use super::victims::Priority;
 use crate::units::Bytes;
 
-/// Below this size a storage leaves only when nothing larger may.
+/// Size below which a storage leaves only when nothing larger may.
 const SMALL_BYTES: u64 = 32 << 10;
 
-/// Whether an op that lacks room waits for asynchronous uses to end.
+/// Treatment of asynchronous uses when an op lacks memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AsyncUses {
-    /// They end by themselves: what they use will leave.
+    /// The transfers end by themselves: what they use will leave.
     End,
-    /// They may wait for this op: what they use stays.
+    /// The transfers may wait for this op: what they use stays.
     Stay,
 }
 
@@ -26,7 +26,7 @@ impl Residency {
         self.make_room_with(shortage, 0);
     }
 
-    /// The same with storages whose next use comes after `time` only.
+    /// Makes room by evicting storages whose next use comes after `time` only.
     fn make_room_with(&mut self, shortage: u64, time: u64) {
         let goal = self.sums.committed.saturating_sub(shortage);
         // What goes on the spot (a fetch that nobody took yet) leaves `committed` instead of
@@ -126,9 +126,10 @@ impl Residency {
         self.victims.rebuild(entries.into_iter());
     }
 
-    /// How good a victim a storage is. Without a schedule the least recently used is best, with one
-    /// that whose next use is furthest; among equals one with a valid copy, which costs no write.
-    /// What is small goes last: its trip costs as much as a large one's and brings no room.
+    /// Returns the priority of a storage as a victim. Without a schedule the least recently used is
+    /// best, with one that whose next use is furthest; among equals one with a valid copy, which
+    /// costs no write. What is small goes last: its trip costs as much as a large one's and brings
+    /// no room.
     fn priority(&self, storage: &ResidentStorage) -> Priority {
         const NEVER: u64 = u64::MAX >> 2;
         let order = match self.follow.as_ref().filter(|follow| follow.in_sync()) {
@@ -177,7 +178,8 @@ impl Residency {
         }
     }
 
-    /// Whether what the current op uses, `outputs`, and what cannot leave fit at once; if not, why.
+    /// Returns the refusal where what the current op uses, `outputs`, and what cannot leave do not
+    /// fit at once.
     pub(super) fn refusal(&self, outputs: u64, uses: AsyncUses) -> Option<Box<BudgetRefusal>> {
         let asynchronous = if uses == AsyncUses::Stay { self.async_used_by_others() } else { 0 };
         let uses: u64 = self.uses_that_could_leave().map(|(_, size)| size).sum();
@@ -238,7 +240,8 @@ impl Residency {
         self.sums.async_used - both.map(|storage| storage.sums().async_used).sum::<u64>()
     }
 
-    /// What the current op uses, apart from what is counted as fixed already.
+    /// Iterates over the storages that the current op uses, apart from what is counted as fixed
+    /// already.
     fn uses_that_could_leave(&self) -> impl Iterator<Item = (StorageId, u64)> + '_ {
         self.op.uses.iter().filter_map(|one| {
             let storage = self.used(one.storage)?;
@@ -247,7 +250,7 @@ impl Residency {
     }
 }
 
-/// What a priority says of the next use.
+/// Returns the order of next uses that a priority stands for.
 fn order_of(priority: Priority) -> u64 {
     (priority & (u64::MAX >> 1)) >> 1
 }

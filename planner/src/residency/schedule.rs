@@ -10,7 +10,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
     step: Arc<StepTable>,
-    /// By start; evictions before prefetches, which may want their room.
+    /// Moves by start; evictions before prefetches, which may want their room.
     moves: Vec<Migration>,
     /// The bytes of all storages that moves send to host memory.
     host_bytes: Bytes,
@@ -32,7 +32,7 @@ impl Schedule {
         Ok(Self { step, moves, host_bytes: Bytes(0) })
     }
 
-    /// The same whose moves send storages of so many bytes in all to host memory.
+    /// Sets the size of all storages that moves send to host memory.
     #[must_use]
     pub fn with_host_bytes(self, host_bytes: Bytes) -> Self {
         Self { host_bytes, ..self }
@@ -43,7 +43,7 @@ impl Schedule {
         self.host_bytes
     }
 
-    /// What is used when, whatever moves.
+    /// Returns the table of uses, whatever moves.
     pub fn step(&self) -> &Arc<StepTable> {
         &self.step
     }

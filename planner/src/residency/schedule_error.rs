@@ -1,4 +1,4 @@
-//! What can be wrong with a schedule.
+//! Errors of a schedule.
 
 use crate::trace::PlanStorage;
 use crate::units::OpIndex;
@@ -6,13 +6,13 @@ use crate::units::OpIndex;
 /// The most ops an iteration may have: one more step must still be countable.
 pub(super) const OPS_MAX: u32 = u32::MAX / 2;
 
-/// Why there is no such schedule.
+/// The reason why there is no such schedule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ScheduleError {
     /// An iteration needs ops.
     #[error("the schedule has no ops")]
     Empty,
-    /// More ops than an op index can count.
+    /// The step has more ops than an op index can count.
     #[error("the schedule has {0} ops, more than {max}", max = OPS_MAX)]
     TooManyOps(usize),
     /// Two tables that are per op disagree.
@@ -26,39 +26,39 @@ pub enum ScheduleError {
     /// A storage that has no row in `uses`.
     #[error("{what} names storage {}, but there are {storages}", storage.0)]
     UnknownStorage {
-        /// Who names it.
+        /// Part that names it.
         what: &'static str,
-        /// Which.
+        /// Storage that is named.
         storage: PlanStorage,
-        /// How many there are.
+        /// Number of storages.
         storages: usize,
     },
     /// An op beyond the iteration.
     #[error("{what} of storage {} at op {}, but the iteration has {ops} ops", storage.0, op.0)]
     OpOutOfRange {
-        /// What is there.
+        /// Part that is out of range.
         what: &'static str,
-        /// Whose.
+        /// Storage of the use.
         storage: PlanStorage,
-        /// Where.
+        /// Op of the use.
         op: OpIndex,
-        /// How many ops there are.
+        /// Number of ops.
         ops: u32,
     },
     /// Uses that do not ascend.
     #[error("the uses of storage {} do not ascend at op {}", storage.0, op.0)]
     Unsorted {
-        /// Whose.
+        /// Storage of the use.
         storage: PlanStorage,
-        /// Where.
+        /// Op of the use.
         op: OpIndex,
     },
     /// An output that is two storages.
     #[error("output {slot} of op {} is two storages", op.0)]
     AmbiguousBirth {
-        /// Which op.
+        /// Index of the op.
         op: OpIndex,
-        /// Which output.
+        /// Output slot of the op.
         slot: u16,
     },
     /// A name for two storages.

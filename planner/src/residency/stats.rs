@@ -1,4 +1,4 @@
-//! What the machine counted since it was made.
+//! Statistics of the machine.
 
 use crate::migration::Target;
 use crate::units::Bytes;
@@ -8,7 +8,7 @@ use crate::units::Bytes;
 pub struct Stats {
     /// Evictions begun, whatever became of them.
     pub evictions: u64,
-    /// Those of them that a schedule asked for.
+    /// Number of evictions that a schedule asked for.
     pub evictions_planned: u64,
     /// Times memory was given up because there is a valid copy.
     pub releases: u64,

@@ -1,4 +1,4 @@
-//! What is used when in one step: what every schedule of an iteration has in common.
+//! Uses of storages in one step: what every schedule of an iteration has in common.
 //!
 //! A schedule describes one iteration and repeats: op `i` of the `r`-th step is at time
 //! `r * ops + i`. It is only ever a hint about what is used when. Whatever it says, an op runs when
@@ -8,13 +8,14 @@ use super::schedule_error::{OPS_MAX, ScheduleError};
 use crate::trace::PlanStorage;
 use crate::units::{Bytes, OpIndex};
 
-/// When a storage is used.
+/// Uses of a storage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScheduledUses {
     /// The ops that use it, ascending, each once. For a storage that is born in the iteration the
     /// uses of one instance: a use in the step after its birth counts on, as op + `ops`.
     pub ops: Vec<OpIndex>,
-    /// Whether it lives across steps, so that after the last use the first one comes again.
+    /// True if the scheduled uses lives across steps, so that after the last use the first one
+    /// comes again.
     pub cyclic: bool,
 }
 
@@ -23,20 +24,20 @@ pub struct ScheduledUses {
 pub struct ScheduledBirth {
     /// The op that makes it.
     pub op: OpIndex,
-    /// Which of its outputs.
+    /// Output slot of the op.
     pub slot: u16,
-    /// Which storage that is.
+    /// Storage of that output.
     pub storage: PlanStorage,
 }
 
-/// What a [`StepTable`] is made of.
+/// Parts from which a [`StepTable`] is made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepParts {
-    /// Per op: what must be equal for the step to be the one that was planned.
+    /// Fingerprints of the ops: what must be equal for the step to be the one that was planned.
     pub fingerprints: Vec<u64>,
-    /// Per op: memory for its outputs.
+    /// Memory for the outputs of each op.
     pub needs: Vec<Bytes>,
-    /// Per storage: its uses.
+    /// Uses of each storage.
     pub uses: Vec<ScheduledUses>,
     /// The outputs, in any order, each (op, slot) once.
     pub births: Vec<ScheduledBirth>,
@@ -130,7 +131,7 @@ impl StepTable {
         self.cyclic.len() as u32
     }
 
-    /// Whether the other one has the same ops and storages, whatever they are called.
+    /// Returns whether the other one has the same ops and storages, whatever they are called.
     pub fn same_steps(&self, other: &Self) -> bool {
         // Who uses what, op by op, follows from these.
         self.fingerprints == other.fingerprints
@@ -140,7 +141,7 @@ impl StepTable {
                 == (&other.use_ops, &other.use_starts, &other.cyclic)
     }
 
-    /// What the op at `index` looks like, if the iteration has it.
+    /// Returns the fingerprint of the op at `index`, if the iteration has it.
     pub fn fingerprint(&self, index: OpIndex) -> Option<u64> {
         self.fingerprints.get(index.0 as usize).copied()
     }

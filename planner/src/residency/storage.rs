@@ -5,7 +5,7 @@ use super::types::{StorageState, TransferId};
 use crate::migration::Target;
 use crate::trace::PlanStorage;
 
-/// What a transfer does.
+/// Kind of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TransferKind {
     Write,
@@ -22,10 +22,10 @@ pub(super) struct TransferInFlight {
     pub(super) kind: TransferKind,
     /// Fetches only: an op waits for it.
     pub(super) urgent: bool,
-    /// It was asked to stop.
+    /// True if the transfer was asked to stop.
     pub(super) cancelled: bool,
-    /// Whether the memory is to go when it completes. A reader takes this back without stopping
-    /// the transfer.
+    /// True if the memory is to go when it completes. A reader takes this back without stopping the
+    /// transfer.
     pub(super) leaving: bool,
     /// The memory changed since it began: what it copies is worthless.
     pub(super) stale: bool,
@@ -33,7 +33,7 @@ pub(super) struct TransferInFlight {
     pub(super) batch: u64,
 }
 
-/// Where the bytes are.
+/// Place of the bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum BytesPlace {
     Resident,
@@ -46,13 +46,13 @@ pub(super) enum BytesPlace {
 pub(super) struct ResidentStorage {
     pub(super) size: u64,
     pub(super) place: BytesPlace,
-    /// There is a valid copy.
+    /// True if a valid copy exists.
     pub(super) copy: bool,
     /// The caller is writing one, and nobody has changed the bytes since that began.
     pub(super) copying: bool,
-    /// It was written out at least once.
+    /// True if the storage was written out at least once.
     pub(super) written: bool,
-    /// Where that copy is.
+    /// Tier of that copy.
     pub(super) target: Target,
     /// Host memory that its copy takes, or will take when it is complete.
     pub(super) hosted: u64,
@@ -62,20 +62,20 @@ pub(super) struct ResidentStorage {
     pub(super) pins: u32,
     /// An op that has ended uses it still: a collective, say, until its `Work` is complete.
     pub(super) async_use: bool,
-    /// Its last write failed; not written again before a retry.
+    /// The last write failed; not written again before a retry.
     pub(super) unwritable: bool,
     /// The caller is in the middle of something with its memory: for now that goes nowhere.
     pub(super) in_hand: bool,
-    /// It died while a transfer was in flight; known until that completes.
+    /// True if the storage died while a transfer was in flight; known until that completes.
     pub(super) dead: bool,
     /// The op that uses it, by serial number: protected while that is the current one.
     pub(super) used_by: u64,
-    /// Where it stands in that op's list of uses.
+    /// Place in that op's list of uses.
     pub(super) use_slot: u32,
-    /// When it was last used: in grants, and in ops of the schedule's time.
+    /// Time of the last use: in grants, and in ops of the schedule's time.
     pub(super) last_use: u64,
     pub(super) last_op: u64,
-    /// Which storage of the schedule it is, and the time of op 0 of the step of its birth.
+    /// Storage of the schedule that it is, and the time of op 0 of the step of its birth.
     pub(super) plan: Option<(PlanStorage, u64)>,
     /// The priority under which the victim queue knows it; 0 if it does not.
     pub(super) queued: u64,
@@ -83,7 +83,7 @@ pub(super) struct ResidentStorage {
     pub(super) released_in: u64,
 }
 
-/// What one storage adds to the sums, or the sums themselves.
+/// Sums over storages, or what one storage adds to them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sums {
     /// Memory that is taken.
@@ -150,13 +150,13 @@ impl ResidentStorage {
         }
     }
 
-    /// Whether a copy in host memory could go: the storage itself is in memory, and nothing uses
-    /// the copy.
+    /// Returns whether a copy in host memory could go: the storage itself is in memory, and nothing
+    /// uses the copy.
     pub(super) fn is_spare(&self) -> bool {
         self.hosted > 0 && self.copy && matches!(self.place, BytesPlace::Resident)
     }
 
-    /// What is on its way out stays; the copy that is being made is made.
+    /// Keeps a storage that is being evicted; the copy that is being made is made.
     pub(super) fn keep(&mut self) {
         if let BytesPlace::Moving(flight) = &mut self.place
             && flight.kind != TransferKind::Fetch
@@ -165,12 +165,12 @@ impl ResidentStorage {
         }
     }
 
-    /// Whether nothing can make it leave.
+    /// Returns whether nothing can make it leave.
     pub(super) fn stays(&self) -> bool {
         !self.movable || self.pins > 0 || self.unwritable
     }
 
-    /// Whether its memory could be asked to leave, protection by an op apart.
+    /// Returns whether the memory could be asked to leave, protection by an op apart.
     pub(super) fn may_leave(&self) -> bool {
         let here = match self.place {
             BytesPlace::Resident => true,

@@ -11,15 +11,15 @@ use super::types::{
 use crate::migration::{MigrationDirection, Target};
 use crate::units::Bytes;
 
-/// What is known of the copy when an eviction's transfer has ended.
+/// Knowledge of the copy when an eviction's transfer has ended.
 enum Verdict {
-    /// It is there and equal to memory.
+    /// The copy is there and equal to memory.
     Good,
-    /// It is there and differs from memory.
+    /// The copy is there and differs from memory.
     Bad,
-    /// Nothing was found out.
+    /// The comparison found nothing out.
     Open,
-    /// Nothing was found out, because it went wrong.
+    /// The comparison failed, and found nothing out.
     Broken(FailureInfo),
 }
 
@@ -54,8 +54,8 @@ impl Residency {
         begins
     }
 
-    /// What the caller has written since [`Residency::begin_copy`] is the storage's copy from now
-    /// on, as an eviction's would be. `false` where that cannot be any more: the bytes have
+    /// Adopts bytes that the caller has written since [`Residency::begin_copy`] as the storage's
+    /// copy, as an eviction's would be. `false` where that cannot be any more: the bytes have
     /// changed, or the storage is leaving. Then what was written is the caller's to delete.
     pub fn adopt_copy(&mut self, id: StorageId) -> bool {
         let copying = self.get(id).is_some_and(|storage| storage.copying);
@@ -286,8 +286,8 @@ impl Residency {
         }
     }
 
-    /// There was no memory for a fetch. The op that waits for it asks again when others have left;
-    /// a prefetch is left until something touches the storage.
+    /// Asks again: memory was missing for a fetch. The op that waits for it asks again when others
+    /// have left; a prefetch is left until something touches the storage.
     fn ask_again(&mut self, storage: StorageId, transfer: TransferId, info: FailureInfo) {
         let Some(size) = self.used(storage).map(|one| one.size) else { return };
         if self.pending != Pending::Op {
@@ -344,7 +344,7 @@ impl Residency {
     }
 }
 
-/// What to say of an outcome that its transfer cannot have.
+/// Describes an outcome that its transfer cannot have.
 fn misfit(kind: TransferKind, outcome: &MigrationOutcome) -> FailureInfo {
     let what = match kind {
         TransferKind::Write => "write",

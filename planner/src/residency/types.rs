@@ -26,7 +26,7 @@ impl fmt::Display for TransferId {
     }
 }
 
-/// How much memory there is, and how eagerly it is kept free.
+/// Memory limits, and how eagerly memory is kept free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// All memory: storages, transfers on them, and staging.
@@ -36,14 +36,14 @@ pub struct Config {
     /// Memory that is kept free ahead of need while there is no schedule to follow, so that
     /// evictions run while ops compute and outputs of unknown size find room.
     pub headroom: Bytes,
-    /// While a schedule is followed: for how many ops ahead what they use is fetched, and room is
-    /// made, beyond what its moves do. 0: nothing but its moves.
+    /// Number of ops ahead for which storages are fetched and room is made, beyond the moves of a
+    /// schedule that is followed. 0: nothing but its moves.
     pub lookahead: u32,
     /// The most host memory that copies may take, where storages are a GPU's. 0: all copies go to
     /// the log.
     pub host_memory: Bytes,
-    /// What nobody reports may write a storage while it is copied out: what was written is checked
-    /// against the memory once more before that goes.
+    /// True to check written bytes against the memory once more before it is freed: an unreported
+    /// write may have changed the storage while it was copied out.
     pub recheck: bool,
 }
 
@@ -56,18 +56,19 @@ impl Config {
     }
 }
 
-/// How an eviction comes to a valid copy.
+/// Way in which an eviction comes to a valid copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyKind {
     /// The memory is written.
     Write,
-    /// There is a copy; the memory is checked against its checksums, and nothing is written.
+    /// Verification of an existing copy: the memory is checked against its checksums, and nothing
+    /// is written.
     Verify,
-    /// The same, of the copy that was just written.
+    /// Verification of the copy that was just written.
     Recheck,
 }
 
-/// How soon a fetch is needed.
+/// Urgency of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FetchUrgency {
     /// An op waits for it.
@@ -76,36 +77,36 @@ pub enum FetchUrgency {
     Ahead,
 }
 
-/// What to do, in the order given.
+/// Action for the caller, in the order given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResidencyAction {
     /// Make sure of a valid copy. The memory stays until [`ResidencyAction::Release`].
     Evict {
-        /// Whose memory.
+        /// Storage to evict.
         storage: StorageId,
-        /// What the completion is to name.
+        /// Transfer that the completion is to name.
         transfer: TransferId,
         /// Write, or check the copy that is there.
         copy: CopyKind,
-        /// Where the copy goes, or is.
+        /// Tier of the copy.
         target: Target,
     },
     /// Free the memory now: there is a valid copy. Follows an eviction, and a fetch that
     /// failed, was cancelled, or came too late to be wanted.
     Release {
-        /// Whose memory.
+        /// Storage to release.
         storage: StorageId,
     },
     /// Allocate the memory (it counts from now on) and read the copy into it. If that cannot even
     /// begin, the answer is a completion that failed.
     Fetch {
-        /// Whose memory.
+        /// Storage to fetch.
         storage: StorageId,
-        /// What the completion is to name.
+        /// Transfer that the completion is to name.
         transfer: TransferId,
-        /// How soon.
+        /// Urgency of the fetch.
         urgency: FetchUrgency,
-        /// Where the copy is.
+        /// Tier of the copy.
         target: Target,
     },
     /// An op waits for this fetch now.
@@ -121,9 +122,9 @@ pub enum ResidencyAction {
     /// The copy is obsolete, makes way in host memory for another, or the storage is gone: delete
     /// it.
     Forget {
-        /// Whose copy.
+        /// Storage of the copy.
         storage: StorageId,
-        /// Where it is.
+        /// Tier of the copy.
         target: Target,
     },
 }
@@ -131,24 +132,24 @@ pub enum ResidencyAction {
 /// One storage that an op uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpUse {
-    /// Which one. One that the machine does not know is passed over (and counted).
+    /// Id of the storage. One that the machine does not know is passed over (and counted).
     pub storage: StorageId,
-    /// Whether a copy made before the op is out of date after it.
+    /// True if a copy made before the op is out of date after it.
     pub modifies: bool,
 }
 
 /// An op that wants to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpBegin<'a> {
-    /// Its place in the step; `None` outside a step.
+    /// The place in the step; `None` outside a step.
     pub index: Option<OpIndex>,
-    /// What it uses. A storage may stand here more than once.
+    /// Uses of the op. A storage may stand here more than once.
     pub uses: &'a [OpUse],
     /// Memory for its outputs, as far as known beforehand.
     pub needs: Bytes,
 }
 
-/// Whether what was asked for can go on.
+/// Progress of a request of the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "an op may only run when it is Ready"]
 pub enum OpProgress {
@@ -157,13 +158,13 @@ pub enum OpProgress {
     /// A transfer in flight must complete first, or an asynchronous use must end: perform the
     /// actions, wait for either, report it, then call `resume`.
     Waiting,
-    /// It cannot be done within the budget. Nothing is pending any more.
+    /// The op cannot run within the budget. Nothing is pending any more.
     Refused(Box<BudgetRefusal>),
     /// A transfer failed. Nothing is pending any more.
     Failed(Box<TransferFailure>),
 }
 
-/// How a transfer ended.
+/// End of a transfer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MigrationOutcome {
     /// A write or a fetch is complete.
@@ -178,17 +179,17 @@ pub enum MigrationOutcome {
     Differs,
     /// Stopped; nothing touches the memory any more. A cancelled write left no copy.
     Cancelled,
-    /// It went wrong; nothing touches the memory any more. A failed write left no copy.
+    /// The transfer failed; nothing touches the memory any more. A failed write left no copy.
     Failed(FailureInfo),
     /// A fetch did not begin: its memory could not be had, whatever the budget says (what is free
     /// is in pieces, or somebody else's). Others leave, and an op that waits for it asks again.
     NoMemory(FailureInfo),
 }
 
-/// What went wrong, in the words of whoever performed the transfer.
+/// Failure in the words of whoever performed the transfer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailureInfo {
-    /// For people: device, offset, status.
+    /// Message for people: device, offset, status.
     pub message: String,
 }
 
@@ -199,17 +200,17 @@ pub struct FailureInfo {
     MigrationDirection::In => "back",
 }, .info.message, Also(*.others))]
 pub struct TransferFailure {
-    /// Whose bytes.
+    /// Storage of the bytes.
     pub storage: StorageId,
-    /// Which transfer.
+    /// Id of the transfer.
     pub transfer: TransferId,
-    /// Which way.
+    /// Direction of the transfer.
     pub direction: MigrationDirection,
     /// The storage's size.
     pub bytes: Bytes,
-    /// What went wrong.
+    /// Failure of the transfer.
     pub info: FailureInfo,
-    /// How many more transfers failed since the last report.
+    /// Number of transfers that failed besides, since the last report.
     pub others: u32,
 }
 
@@ -221,10 +222,10 @@ impl fmt::Display for Also {
     }
 }
 
-/// What is known of a storage when it is born.
+/// Attributes of a storage at its birth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
-    /// Whether its memory can be taken away and given back.
+    /// True if the memory can be taken away and given back.
     pub movable: bool,
     /// The op of this step that made it, and which output it is: how a schedule names it.
     pub birth: Option<(OpIndex, u16)>,
@@ -236,33 +237,33 @@ impl Default for Attributes {
     }
 }
 
-/// Where a storage's bytes are.
+/// State of a storage's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StorageState {
-    /// In memory.
+    /// Bytes in memory.
     Resident {
-        /// Whether there is a valid copy too.
+        /// True if there is a valid copy too.
         clean: bool,
     },
-    /// In memory, and on the way out.
+    /// Bytes in memory, and on the way out.
     Evicting,
     /// Out: in the log or in host memory only.
     Evicted,
-    /// Out, and on the way to memory.
+    /// Bytes out of memory, and on the way back.
     Fetching,
 }
 
-/// Whether the log has a copy of a storage's bytes.
+/// Copy of a storage's bytes in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyInLog {
-    /// It has, and they are nowhere else.
+    /// The copy exists, and the bytes are nowhere else.
     Out,
-    /// It has, as far as anybody has said that they changed; they are in memory, too.
+    /// The copy is valid, as far as anybody has said that they changed; they are in memory, too.
     InMemory,
-    /// It has none, and one that is written now is its copy: see
+    /// The copy is absent, and one that is written now is its copy: see
     /// [`Residency::begin_copy`](super::Residency::begin_copy).
     NotYet,
-    /// It has none, and cannot have one now.
+    /// The copy is absent, and cannot be made now.
     Not,
 }
 
@@ -272,18 +273,18 @@ pub enum ProtocolError {
     /// The storage was never born, or it died.
     #[error("{0} is not known: it was never born, or it died")]
     Unknown(StorageId),
-    /// It has no memory that could have changed.
+    /// The storage has no memory that could have changed.
     #[error("{0} is not in memory: bring it back by an op that uses it, then change it")]
     NotResident(StorageId),
 }
 
-/// Why a storage cannot be evicted.
+/// The reason why a storage cannot be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EvictError {
     /// The storage was never born, or it died.
     #[error("{0} is not known: it was never born, or it died")]
     Unknown(StorageId),
-    /// Its memory belongs to somebody else.
+    /// The memory belongs to somebody else.
     #[error("{0} cannot move: its memory cannot be taken away and given back")]
     Unmovable(StorageId),
     /// An alias of its memory exists.
@@ -297,13 +298,13 @@ pub enum EvictError {
     InUse(StorageId),
 }
 
-/// Why the rest of a step is reactive.
+/// The reason why the rest of a step is reactive.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Desync {
-    /// Another op than expected.
+    /// The op is another one than expected.
     #[error("op {} is not the one that was planned (fingerprint {found:016x}, planned {expected:016x})", op.0)]
     OtherOp {
-        /// Where.
+        /// Index of the op.
         op: OpIndex,
         /// The schedule's fingerprint.
         expected: u64,
@@ -327,7 +328,7 @@ pub enum Desync {
     /// The schedule was taken away.
     #[error("the plan was dropped: {reason}")]
     Cleared {
-        /// Why, in the caller's words.
+        /// Reason in the caller's words.
         reason: String,
     },
 }

@@ -1,4 +1,4 @@
-//! Who leaves next: a queue of storages by priority, corrected lazily.
+//! Victims: a queue of storages by priority, corrected lazily.
 //!
 //! Every storage that may leave has an entry whose priority is at least its own. A use that makes a
 //! storage a worse victim therefore costs nothing: its entry is found too high when it surfaces,
@@ -30,7 +30,7 @@ impl Victims {
         self.heap.pop()
     }
 
-    /// Whether most entries are superseded ones, given how many storages there are.
+    /// Returns whether most entries are superseded ones, given how many storages there are.
     pub(super) fn is_overgrown(&self, storages: usize) -> bool {
         self.heap.len() > ENTRIES_PER_STORAGE_MAX * storages + ENTRIES_MIN
     }

@@ -10,13 +10,13 @@ use std::collections::VecDeque;
 #[derive(Clone, Copy, Debug)]
 struct FreeMemory {
     bytes: u64,
-    /// It is free when this has happened.
+    /// Event after which the memory is free.
     after: Option<SimulatedEvent>,
-    /// Whether a kernel had it last: then kernels, which run in order, need not wait.
+    /// True if a kernel had it last: then kernels, which run in order, need not wait.
     by_kernel: bool,
 }
 
-/// Who takes memory.
+/// Taker of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MemoryFor {
     Kernel,
@@ -25,7 +25,7 @@ pub(super) enum MemoryFor {
 
 #[derive(Clone, Debug)]
 pub(super) struct SimulatedArena {
-    /// From the first that was freed to the last.
+    /// Free memory from the first that was freed to the last.
     free: VecDeque<FreeMemory>,
 }
 

@@ -13,25 +13,25 @@ const SMALL_BYTES: u64 = MIB;
 /// Allocations of less get a part of a segment of [`MEDIUM_SEGMENT`] (`kMinLargeAlloc`).
 const LARGE_BYTES: u64 = 10 * MIB;
 const MEDIUM_SEGMENT: u64 = 20 * MIB;
-/// Larger segments are so many whole bytes (`kRoundLarge`).
+/// Unit of larger segments, which are whole multiples (`kRoundLarge`).
 const ROUNDING: u64 = 2 * MIB;
 /// Sizes are rounded up to a multiple (`kMinBlockSize`).
 const BLOCK_ROUNDING: u64 = 512;
 
-/// What the bridge does for the allocator's kept bytes (`memory/_heap.py`): it looks after so many
-/// bytes, and empties the cache where more is kept than this, or than this part of the budget.
+/// Number of bytes after which the bridge checks the allocator's kept bytes (`memory/_heap.py`): it
+/// empties the cache where more is kept than this, or than this part of the budget.
 const LOOK_EVERY: u64 = 4 * MIB;
 const KEPT_MIN: u64 = 256 * MIB;
 const KEPT_PARTS: u64 = 10;
 
-/// What an allocation had the driver do.
+/// Driver calls of an allocation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct DriverCalls {
     /// Waits until the GPU has nothing left to do.
     pub(super) drains: u32,
     pub(super) allocations: u32,
     pub(super) releases: u32,
-    /// Whether no memory was left, though enough is free.
+    /// True if no memory was left, though enough is free.
     pub(super) misfits: u32,
 }
 
@@ -75,7 +75,7 @@ impl CachingAllocator {
         }
     }
 
-    /// Memory for so many bytes; `None` where it is another pool's.
+    /// Takes memory for `bytes` bytes; `None` where it is another pool's.
     pub(super) fn take(&mut self, bytes: u64) -> (Option<Place>, DriverCalls) {
         let mut calls = DriverCalls::default();
         if bytes < SMALL_BYTES {
@@ -129,7 +129,7 @@ impl CachingAllocator {
         (self.made, 0)
     }
 
-    /// Gives so many bytes of a free block away; what is left of it stays one, if it is large.
+    /// Gives `size` bytes of a free block away; what is left of it stays one, if it is large.
     fn give_part(&mut self, place: Place, size: u64) -> Place {
         let (segment, begin) = place;
         let blocks = self.segments.get_mut(&segment).map(|segment| &mut segment.blocks);

@@ -10,17 +10,17 @@ pub(super) struct DepartingBlock {
     /// `None` where it is another pool's.
     pub(super) place: Option<Place>,
     pub(super) bytes: u64,
-    /// Behind the last look at it.
+    /// Event behind the last look at it.
     pub(super) read: SimulatedEvent,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct DepartingBlocks {
-    /// Of what is in use and what is copied out, together.
+    /// Limit of the bytes in use and being copied out, together.
     limit: u64,
     in_use: u64,
     copied_out: u64,
-    /// In the order in which they were given up.
+    /// Blocks in the order in which they were given up.
     blocks: VecDeque<DepartingBlock>,
 }
 
@@ -49,7 +49,7 @@ impl DepartingBlocks {
         self.blocks.remove(at)
     }
 
-    /// What goes back to the allocator so that so many bytes more are within the limit. Whoever has
+    /// Returns blocks to the allocator until the requested bytes are within the limit. Whoever has
     /// it next waits for those that are read still.
     pub(super) fn make_room(
         &mut self,

@@ -1,4 +1,4 @@
-//! What a GPU does beside the program's thread: its kernels, the streams that copy, and checksums,
+//! Engines of a GPU beside the program's thread: its kernels, the streams that copy, and checksums,
 //! each on a time line of its own, which events tie to each other.
 
 use super::event::{SimulatedEvent, SimulatedEvents};
@@ -14,16 +14,16 @@ use std::collections::{HashMap, VecDeque};
 /// The links that the GPU's own link carries: away from it, and to it.
 const GPU_WAYS: [LinkId; 2] = [LinkId::Out(Target::Host), LinkId::In(Target::Host)];
 
-/// What becomes of a transfer on the GPU.
+/// Order of a transfer on the GPU.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StreamOrder {
     /// Recorded when its bytes have moved.
     pub(super) copied: SimulatedEvent,
     /// Recorded when its checksum is there as well: nothing touches the memory any more.
     pub(super) complete: SimulatedEvent,
-    /// What the checksum takes of the GPU's time.
+    /// Time of the checksum on the GPU.
     checksum: Option<Nanos>,
-    /// What that waits for beside the copy.
+    /// Event for which the checksum waits beside the copy.
     checked_behind: Option<SimulatedEvent>,
     way: LinkId,
 }
@@ -32,7 +32,7 @@ pub(super) struct StreamOrder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StreamCompletion {
     pub(super) landed: LinkCompletion,
-    /// When its bytes had moved, and its checksum was there.
+    /// Times at which the bytes had moved and the checksum was there.
     pub(super) stages: [u64; 2],
 }
 
@@ -41,9 +41,9 @@ pub(super) struct Engines {
     pub(super) gpu: SimulatedGpu,
     pub(super) events: SimulatedEvents,
     checksums: ChecksumStream,
-    /// GPU time that a checksum of so many bytes a second takes.
+    /// Rate of checksums on the GPU, in bytes a second.
     rate: Bandwidth,
-    /// What the host's threads take to see an end.
+    /// Delay until the host's threads see an end.
     seen_after: u64,
     both_ways: Option<CopyRates>,
     alone: [Bandwidth; 2],
@@ -74,7 +74,8 @@ impl Engines {
         }
     }
 
-    /// Whether a GPU computes checksums: then a check of memory is one more job in a stream.
+    /// Returns whether a GPU computes checksums: then a check of memory is one more job in a
+    /// stream.
     pub(super) fn computes_checksums(&self) -> bool {
         self.checksums != ChecksumStream::Free
     }
@@ -88,8 +89,8 @@ impl Engines {
         order
     }
 
-    /// What the copy of a write waits for, whose memory is free, or as it is, once these have
-    /// happened.
+    /// Makes the copy of a write wait until these events have happened, with its memory free, or as
+    /// it is.
     pub(super) fn before_write(
         &mut self,
         bytes: Bytes,
@@ -221,7 +222,7 @@ impl Engines {
         }
     }
 
-    /// Whether the stream that copies waits for the checksum.
+    /// Returns whether the stream that copies waits for the checksum.
     fn holds_stream(&self, order: &StreamOrder) -> bool {
         match self.checksums {
             ChecksumStream::CopyStream => true,

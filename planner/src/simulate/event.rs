@@ -1,10 +1,10 @@
-//! What kernels and copies wait for: events, as streams of a GPU record them.
+//! Events for which kernels and copies wait, as streams of a GPU record them.
 
 /// Recorded in a stream: it happens when all that was put there before is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SimulatedEvent(u32);
 
-/// When each event has happened.
+/// Time of each event.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SimulatedEvents {
     passed: Vec<Option<u64>>,

@@ -6,7 +6,7 @@ use crate::residency::TransferId;
 use crate::units::{Nanos, OpIndex};
 use std::collections::VecDeque;
 
-/// What a kernel waits for beside its launch: an event, and which way the copy goes that it is of.
+/// Wait of a kernel beside its launch: an event, and which way the copy goes that it is of.
 pub(super) type CopyWait = (SimulatedEvent, MigrationDirection);
 
 /// A kernel that was launched.
@@ -20,12 +20,12 @@ pub(super) struct LaunchedKernel {
     pub(super) done: SimulatedEvent,
 }
 
-/// What the GPU did in a part of a step, or why it did nothing.
+/// Activity of the GPU in a part of a step, or why it did nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GpuActivity {
     Kernel,
     Checksum,
-    /// Nothing was launched that it could have begun.
+    /// Idle: nothing was launched that it could have begun.
     Unlaunched,
     /// The next kernel waited for a copy.
     Waited(MigrationDirection),
@@ -39,7 +39,7 @@ pub(super) struct GpuSpan {
     pub(super) activity: GpuActivity,
 }
 
-/// When a kernel began, and how long the GPU had been idle then.
+/// Start of a kernel, and how long the GPU had been idle then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct KernelBegin {
     pub(super) op: OpIndex,
@@ -47,12 +47,12 @@ pub(super) struct KernelBegin {
     pub(super) idle: u64,
 }
 
-/// What a checksum is for.
+/// Purpose of a checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChecksumFor {
     /// The end of a transfer.
     End(TransferId),
-    /// Its beginning: this is recorded behind the checksum.
+    /// The beginning: this is recorded behind the checksum.
     Beginning(SimulatedEvent),
 }
 
@@ -64,20 +64,20 @@ struct ChecksumKernel {
     after: Vec<SimulatedEvent>,
 }
 
-/// What the GPU computes, one at a time.
+/// Simulated GPU, which runs one kernel at a time.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SimulatedGpu {
     now: u64,
-    /// Whether a checksum interrupts a kernel; otherwise it waits for the kernel's end.
+    /// True if a checksum interrupts a kernel; otherwise it waits for the kernel's end.
     interrupts: bool,
     kernels: VecDeque<LaunchedKernel>,
-    /// What is left of the first one, once it runs.
+    /// Remaining time of the first kernel, once it runs.
     running: Option<u64>,
     /// The copy that the first one has waited for last.
     waited_for: Option<MigrationDirection>,
     checksums: VecDeque<ChecksumKernel>,
     checksum: Option<ChecksumKernel>,
-    /// Since when there has been nothing to account for.
+    /// Time since when there has been nothing to account for.
     idle_since: u64,
     /// Idle parts whose reason is known when the next kernel begins.
     idle: Vec<(u64, u64)>,
@@ -90,7 +90,7 @@ impl SimulatedGpu {
         Self { interrupts, ..Self::default() }
     }
 
-    /// From now on spans are kept.
+    /// Begins an iteration, from which on spans are kept.
     pub(super) fn begin_iteration(&mut self, now: u64) {
         self.spans.clear();
         self.begins.clear();
@@ -98,7 +98,7 @@ impl SimulatedGpu {
         self.idle_since = self.idle_since.max(now);
     }
 
-    /// What it did since the iteration began, up to `now`, without gaps.
+    /// Returns the spans of activity since the iteration began, up to `now`, without gaps.
     pub(super) fn spans(&self, now: u64) -> Vec<GpuSpan> {
         let mut spans = self.spans.clone();
         let activity = GpuActivity::Unlaunched;
@@ -149,7 +149,7 @@ impl SimulatedGpu {
         self.begin();
     }
 
-    /// When something begins or ends, if nothing else happens.
+    /// Returns the time at which something begins or ends, if nothing else happens.
     pub(super) fn next_change(&self) -> Option<u64> {
         if let Some(checksum) = &self.checksum {
             return Some(self.now + checksum.left);
@@ -242,7 +242,8 @@ impl SimulatedGpu {
         }
     }
 
-    /// Something that ran since the last account ends now, or is interrupted.
+    /// Accounts for the time since the last account, in which something ran that ends now, or is
+    /// interrupted.
     fn account(&mut self, activity: GpuActivity) {
         if self.idle_since < self.now {
             self.spans.push(GpuSpan { begin: self.idle_since, end: self.now, activity });

@@ -1,63 +1,64 @@
-//! How the bridge behaves where tensors are a GPU's, and what that costs: with it a simulation has
-//! two clocks, the program's thread and the GPU.
+//! Runtime on a GPU, and its costs: with it a simulation has two clocks, the program's thread and
+//! the GPU.
 
 use super::Runtime;
 use crate::units::{Bandwidth, Bytes, Nanos};
 
-/// What carries a plan out on a GPU. The thread launches ahead of the GPU, and each call takes it
-/// time; [`super::simulate_on_gpu`] tells where a step's time went.
+/// Runtime that carries a plan out on a GPU. The thread launches ahead of the GPU, and each call
+/// takes it time; [`super::simulate_on_gpu`] tells where a step's time went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuRuntime {
-    /// For how many ops ahead what they use is fetched ([`Runtime::lookahead`]).
+    /// Number of ops ahead for which storages are fetched ([`Runtime::lookahead`]).
     pub lookahead: u32,
-    /// What waits for what.
+    /// Dependences of transfers.
     pub behaviour: GpuBehaviour,
-    /// What calls, copies and checks take.
+    /// Costs of calls, copies and checks.
     pub costs: GpuCosts,
 }
 
-/// What waits for what when a storage of a GPU leaves and comes back.
+/// Dependences when a storage of a GPU leaves and comes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuBehaviour {
-    /// When the session takes a transfer for complete.
+    /// Completion of a transfer for the session.
     pub completion: CompletionRule,
-    /// What an eviction's copy waits for.
+    /// Dependence of an eviction's copy.
     pub eviction_after: EvictionAfter,
-    /// Which memory a fetch gets.
+    /// Memory that a fetch gets.
     pub memory: GpuAllocator,
-    /// Where checksums are computed.
+    /// Stream of checksums.
     pub checksums: ChecksumStream,
-    /// Whether what was written is checked again by the host before its memory goes
+    /// True if what was written is checked again by the host before its memory goes
     /// ([`crate::residency::Config::recheck`]).
     pub recheck: bool,
-    /// Whether the program waits for the GPU at the end of each step, as one that reads its loss.
+    /// True if the program waits for the GPU at the end of each step, as one that reads its loss.
     pub loss_is_read: bool,
 }
 
-/// When the session takes a transfer for complete.
+/// Completion of a transfer for the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompletionRule {
-    /// When the host has seen its end.
+    /// Time at which the host has seen its end.
     SeenByHost,
-    /// What is written: when it is in its stream. All else: when the host has seen its end.
+    /// Time at which a write is in its stream; all else completes when the host has seen its end.
     WritesEnqueued,
-    /// When it is in its stream: whoever uses the memory next waits for its event on the GPU.
+    /// Time at which it is in its stream: whoever uses the memory next waits for its event on the
+    /// GPU.
     Enqueued,
 }
 
-/// What the copy of an eviction waits for.
+/// Dependence of an eviction's copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EvictionAfter {
-    /// All that has been launched.
+    /// All work that has been launched.
     AllLaunched,
-    /// What is written: the last op that used the storage; what is compared with a copy: all that
-    /// has been launched.
+    /// Last op that used the storage, for writes; for a comparison with a copy, all that has been
+    /// launched.
     LastUseOfWrites,
     /// The last op that used the storage.
     LastUse,
 }
 
-/// Who gives tensors their memory.
+/// Allocator of tensors' memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GpuAllocator {
     /// Nobody: it is there, takes no time, and nothing waits for it.
@@ -65,54 +66,53 @@ pub enum GpuAllocator {
     /// torch's caching allocator, trimmed when it keeps too much. A copy into memory of it waits
     /// for all that has been launched.
     Caching,
-    /// The same, but what is given up while it is copied out serves the next fetch of its size,
-    /// whose copy waits for that alone; where room is needed the oldest of it goes back, and
-    /// kernels wait.
+    /// Caching allocator in which what is given up while it is copied out serves the next fetch of
+    /// its size, whose copy waits for that alone; where room is needed the oldest of it goes back,
+    /// and kernels wait.
     CachingInOrder,
     /// One arena of the budget's size, by pages: what takes memory waits for the event of who had
     /// it.
     Arena,
 }
 
-/// Where the GPU computes checksums.
+/// Stream of the GPU that computes checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChecksumStream {
     /// Nowhere: they take nothing ([`crate::cost::Machine::verify`] holds for checks).
     Free,
-    /// In the stream that copies: behind the kernel that runs, and the next copy waits.
+    /// Stream of the copy: behind the kernel that runs, and the next copy waits.
     CopyStream,
-    /// Of what is written, in two streams of their own: before the copy, and behind the copy and
-    /// all that had been launched. Of all else in the stream that copies, checks apart. All go
-    /// before kernels.
+    /// Streams of their own for writes, two: before the copy, and behind the copy and all that had
+    /// been launched. Of all else in the stream that copies, checks apart. All go before kernels.
     BesideWrites,
-    /// In a stream of their own that goes before kernels.
+    /// Stream of its own that goes before kernels.
     OwnStream,
 }
 
 /// Bytes per second of the GPU's link, each way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyRates {
-    /// Away from the GPU.
+    /// Rate from the GPU.
     pub out: Bandwidth,
-    /// To the GPU.
+    /// Rate to the GPU.
     pub back: Bandwidth,
 }
 
-/// What calls, copies and checks take.
+/// Costs of calls, copies and checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuCosts {
     /// One call of the dispatcher, on the program's thread.
     pub dispatch: Nanos,
-    /// From a launch until the kernel can begin.
+    /// Time from a launch until the kernel can begin.
     pub launch: Nanos,
     /// Kernels that are launched and not complete, at most; 0: the thread waits for each.
     pub launches_ahead: u32,
     /// One thing that the session asks of the bridge (to evict, to fetch, to release), on the
     /// program's thread.
     pub request: Nanos,
-    /// From an event on the GPU until a thread that was blocked goes on.
+    /// Time from an event on the GPU until a thread that was blocked goes on.
     pub wake_up: Nanos,
-    /// What a copy takes of its stream beyond its bytes.
+    /// Time of a copy in its stream beyond its bytes.
     pub copy: Nanos,
     /// The link's rates when bytes go both ways at once; `None`: those of the machine, which each
     /// has alone.
@@ -139,12 +139,12 @@ impl GpuBehaviour {
         loss_is_read: true,
     };
 
-    /// The same, and what is written is copied behind the last op that used it.
+    /// Native behaviour in which writes are copied behind the last op that used the storage.
     pub const WRITES_AFTER_LAST_USE: Self =
         Self { eviction_after: EvictionAfter::LastUseOfWrites, ..Self::HOST_WAITS };
 
-    /// The same, and what is written is ordered by events: its memory may be used, behind the last
-    /// look at it, once it is in its stream.
+    /// Native behaviour in which writes are ordered by events: their memory may be used, behind the
+    /// last look at it, once it is in its stream.
     pub const WRITES_ORDERED: Self = Self {
         completion: CompletionRule::WritesEnqueued,
         memory: GpuAllocator::CachingInOrder,
@@ -181,7 +181,7 @@ impl GpuRuntime {
 }
 
 impl GpuCosts {
-    /// Nothing costs anything, and the thread waits for each kernel.
+    /// Makes costs of nothing; the thread waits for each kernel.
     pub fn free() -> Self {
         Self {
             dispatch: Nanos(0),

@@ -1,11 +1,11 @@
-//! Where a GPU's step went: every nanosecond of it has a cause.
+//! Causes of a GPU's step time: every nanosecond of it has a cause.
 
 use super::gpu::{GpuActivity, GpuSpan};
 use crate::migration::MigrationDirection;
 use crate::units::Nanos;
 use serde::Serialize;
 
-/// What a step's time went to: kernels, or why the GPU computed none.
+/// Cause of a step's time: kernels, or why the GPU computed none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TimeCause {
@@ -13,7 +13,7 @@ pub enum TimeCause {
     Kernels,
     /// Checksums ran in their place, or the host waited for one.
     Checksums,
-    /// What was written was checked again, and the host waited for it.
+    /// Checks of written bytes, for which the host waited.
     Rechecks,
     /// Room, or the next kernel, waited for a copy out.
     CopiesOut,
@@ -23,9 +23,9 @@ pub enum TimeCause {
     WakeUps,
     /// The program's thread was on its way to the next launch.
     Dispatch,
-    /// It did what the session asked for.
+    /// Requests of the session.
     Requests,
-    /// It was in the GPU's allocator, or waited there for the GPU.
+    /// Allocator: the thread was in the GPU's allocator, or waited there for the GPU.
     Allocator,
 }
 
@@ -43,7 +43,7 @@ impl TimeCause {
         Self::Allocator,
     ];
 
-    /// What people call it.
+    /// Returns the name for people.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Kernels => "kernels",
@@ -58,7 +58,7 @@ impl TimeCause {
         }
     }
 
-    /// Whether the thread waits for a transfer, or is woken behind it.
+    /// Returns whether the thread waits for a transfer, or is woken behind it.
     const fn is_wait(self) -> bool {
         use TimeCause::{Checksums, CopiesIn, CopiesOut, Rechecks, WakeUps};
         matches!(self, Checksums | Rechecks | CopiesOut | CopiesIn | WakeUps)
@@ -72,14 +72,14 @@ impl TimeCause {
     }
 }
 
-/// What the program's thread and the allocator did in a step.
+/// Counts of the program's thread and the allocator in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct StepCounts {
     /// Times the thread waited until the GPU had nothing left to do.
     pub drains: u32,
-    /// Times it waited for a transfer.
+    /// Number of times that the host waited for a transfer.
     pub host_waits: u32,
-    /// What the session asked of the bridge: to evict, to fetch, to release.
+    /// Number of requests of the session: to evict, to fetch, to release.
     pub requests: u32,
     /// Calls of `cudaMalloc`.
     pub allocations: u32,
@@ -92,17 +92,16 @@ pub struct StepCounts {
 /// A step on a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GpuStep {
-    /// What each cause took of the step's time, in the order of [`TimeCause::ALL`]. The sum is the
-    /// step's time.
+    /// Time of each cause, in the order of [`TimeCause::ALL`]. The sum is the step's time.
     pub causes: [Nanos; TimeCause::ALL.len()],
-    /// How long the program's thread waited for transfers, whether the GPU computed or not.
+    /// Time that the program's thread waited for transfers, whether the GPU computed or not.
     pub thread_waited: Nanos,
-    /// What was done in it.
+    /// Counts of the step.
     pub counts: StepCounts,
 }
 
 impl GpuStep {
-    /// What a cause took.
+    /// Returns the time of a cause.
     pub fn of(&self, cause: TimeCause) -> Nanos {
         self.causes[cause as usize]
     }
@@ -143,7 +142,7 @@ impl GpuStep {
     }
 }
 
-/// What the program's thread did in a part of a step.
+/// Span of the program's thread in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ThreadSpan {
     pub(super) begin: u64,
@@ -151,7 +150,8 @@ pub(super) struct ThreadSpan {
     pub(super) cause: TimeCause,
 }
 
-/// Why a thread waited from `begin` to `end`, by the stages of the transfer whose end it saw then.
+/// Returns the reason why a thread waited from `begin` to `end`, by the stages of the transfer
+/// whose end it saw then.
 pub(super) fn waited_for_transfer(
     [begin, end]: [u64; 2],
     [copied, complete]: [u64; 2],

@@ -7,7 +7,7 @@ use crate::residency::TransferId;
 use crate::units::{Bandwidth, Bytes, Nanos};
 use std::collections::VecDeque;
 
-/// What is left of a transfer is counted in bytes times this, so that it is whole at any rate.
+/// Factor of a transfer's remaining bytes, so that it is whole at any rate.
 const NANOS_PER_SECOND: u128 = 1_000_000_000;
 
 /// A transfer as it is handed to a link.
@@ -16,7 +16,7 @@ pub(super) struct LinkJob {
     pub(super) transfer: TransferId,
     pub(super) bytes: Bytes,
     pub(super) urgent: bool,
-    /// It does not begin before these.
+    /// Events before which it does not begin.
     pub(super) after: Vec<SimulatedEvent>,
 }
 
@@ -29,23 +29,23 @@ struct Job {
     total: u64,
     /// Bytes times nanoseconds of a second that it still needs.
     remaining: u128,
-    /// When its first byte moved.
+    /// Time at which its first byte moved.
     started: Option<u64>,
-    /// What has not happened yet and must before it begins.
+    /// Events that have not happened yet and must before it begins.
     after: Vec<SimulatedEvent>,
 }
 
 /// A transfer that is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct LinkCompletion {
-    /// When its completion can be seen.
+    /// Time at which its completion can be seen.
     pub(super) at: u64,
     pub(super) transfer: TransferId,
-    /// When its first byte moved.
+    /// Time at which its first byte moved.
     pub(super) started: u64,
 }
 
-/// How far a transfer has come: `done` of `total`.
+/// Progress of a transfer: `done` of `total`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TransferProgress {
     pub(super) started: u64,
@@ -56,19 +56,19 @@ pub(super) struct TransferProgress {
 /// One link in one direction.
 #[derive(Clone, Debug)]
 pub(super) struct SimulatedLink {
-    /// What it gives alone, and what it gives now.
+    /// Rates of the link: alone, and now.
     alone: Bandwidth,
     rate: Bandwidth,
     latency: u64,
-    /// Whether a transfer that has begun goes on to its end, whoever is urgent.
+    /// True if a transfer that has begun goes on to its end, whoever is urgent.
     uninterrupted: bool,
-    /// What its thread takes between a job that it waited for and one that came meanwhile.
+    /// Time that its thread takes between a job that it waited for and one that came meanwhile.
     gap: u64,
-    /// Until when the queues have been worked off.
+    /// Time until which the queues have been processed.
     now: u64,
-    /// Nothing begins before.
+    /// Time before which nothing begins.
     idle_until: u64,
-    /// When the transfer began that holds the stream though its bytes have moved.
+    /// Start of the transfer that holds the stream though its bytes have moved.
     held: Option<u64>,
     urgent: VecDeque<Job>,
     ahead: VecDeque<Job>,
@@ -93,8 +93,8 @@ impl SimulatedLink {
         }
     }
 
-    /// The same link as a stream of a GPU, which copies whole transfers. A thread hands it one when
-    /// it has seen the end of the last one, and takes `gap` for that.
+    /// Turns the link into a stream of a GPU, which copies whole transfers. A thread hands it one
+    /// when it has seen the end of the last one, and takes `gap` for that.
     pub(super) fn into_stream(self, gap: Nanos) -> Self {
         Self { uninterrupted: true, gap: gap.0, ..self }
     }
@@ -133,7 +133,7 @@ impl SimulatedLink {
         false
     }
 
-    /// When the next completion can be seen, if nothing more is submitted.
+    /// Returns the time at which the next completion can be seen, if nothing more is submitted.
     pub(super) fn next_completion(&self) -> Option<u64> {
         let landed = self.landed.front().map(|landed| landed.at);
         landed.or_else(|| Some(self.now + self.time_left(self.front()?) + self.latency))
@@ -146,8 +146,8 @@ impl SimulatedLink {
         complete.extend(self.landed.drain(..due));
     }
 
-    /// When the first byte of a transfer moved, and how much of it has moved as link time of all
-    /// that it takes; `None` if nothing has. What is complete and not yet told is here as well.
+    /// Returns the time at which the first byte of a transfer moved, and how much of it has moved,
+    /// as link time; `None` if nothing has. What is complete and not yet told is here as well.
     pub(super) fn progress(&mut self, now: u64, transfer: TransferId) -> Option<TransferProgress> {
         self.work_until(now);
         if let Some(landed) = self.landed.iter().find(|landed| landed.transfer == transfer) {
@@ -160,12 +160,13 @@ impl SimulatedLink {
         Some(TransferProgress { started: job.started?, done, total })
     }
 
-    /// Whether bytes move now.
+    /// Returns whether bytes move now.
     pub(super) fn is_moving(&self) -> bool {
         self.idle_until <= self.now && self.startable().is_some()
     }
 
-    /// When bytes begin or cease to move, or a completion can be seen, if nothing else happens.
+    /// Returns the time at which bytes begin or cease to move, or a completion can be seen, if
+    /// nothing else happens.
     pub(super) fn next_change(&self) -> Option<u64> {
         let change = self.startable().map(|job| {
             let waits = self.idle_until > self.now;
@@ -175,7 +176,7 @@ impl SimulatedLink {
         landed.into_iter().chain(change).min()
     }
 
-    /// Another rate from now on.
+    /// Changes the rate from now on.
     pub(super) fn set_rate(&mut self, rate: Bandwidth) {
         self.rate = rate;
     }
@@ -193,7 +194,7 @@ impl SimulatedLink {
         self.held = Some(started);
     }
 
-    /// What held the stream has ended.
+    /// Releases the stream: its holder has ended.
     pub(super) fn let_go(&mut self, now: u64) {
         if let Some(started) = self.held.take() {
             self.wait_for_thread(now, started);

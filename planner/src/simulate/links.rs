@@ -11,18 +11,18 @@ use crate::trace::PlanStorage;
 use crate::units::{Bytes, Nanos};
 use std::collections::HashMap;
 
-/// Which link a transfer takes.
+/// Link of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LinkId {
     Out(Target),
     In(Target),
     /// Memory against checksums: no device takes part.
     Verify(Target),
-    /// The same, of what was just written.
+    /// Check of what was just written.
     Recheck(Target),
 }
 
-/// So many links there are.
+/// Number of links.
 pub(super) const LINKS: usize = 5;
 
 impl LinkId {
@@ -58,7 +58,7 @@ pub(super) struct CompletedTransfer {
     pub(super) flight: LinkTransfer,
     pub(super) moved: u64,
     pub(super) end: u64,
-    /// When all bytes had moved, and when the checksum was there.
+    /// Times at which all bytes had moved, and the checksum was there.
     pub(super) stages: [u64; 2],
 }
 
@@ -66,7 +66,7 @@ pub(super) struct CompletedTransfer {
 pub(super) struct SimulatedLinks {
     links: [SimulatedLink; LINKS],
     engines: Option<Engines>,
-    /// What a transfer takes of a link beyond its bytes, as bytes.
+    /// Cost of a transfer on each link beyond its bytes, as bytes.
     beyond_bytes: [Bytes; LINKS],
     flights: HashMap<TransferId, LinkTransfer>,
     /// Taken off a link; their completions are due at once.
@@ -125,7 +125,7 @@ impl SimulatedLinks {
         self.engines.as_ref()
     }
 
-    /// The same, to launch and to record.
+    /// Returns the engines, to launch and to record.
     pub(super) fn engines_mut(&mut self) -> Option<&mut Engines> {
         self.engines.as_mut()
     }
@@ -190,7 +190,7 @@ impl SimulatedLinks {
         }
     }
 
-    /// When the next completion can be seen, if nothing more is submitted.
+    /// Returns the time at which the next completion can be seen, if nothing more is submitted.
     pub(super) fn next_completion(&mut self) -> Option<u64> {
         let cancelled = self.cancelled.iter().map(|(at, _)| *at).min();
         if cancelled.is_some() && self.engines.is_some() {
@@ -203,7 +203,7 @@ impl SimulatedLinks {
         moving.into_iter().chain(cancelled).min()
     }
 
-    /// What has ended by `now`, in the order it ended.
+    /// Returns the transfers that have ended by `now`, in the order of their ends.
     pub(super) fn take_ended(&mut self, now: u64) -> Vec<CompletedTransfer> {
         self.advance(now);
         let mut landed: Vec<StreamCompletion> = self
@@ -229,7 +229,7 @@ impl SimulatedLinks {
         ended.collect()
     }
 
-    /// What is still under way, and how far it has come.
+    /// Returns the transfers that are still in flight, and their progress.
     pub(super) fn under_way(
         &mut self,
         now: u64,

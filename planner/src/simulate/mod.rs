@@ -1,4 +1,4 @@
-//! What an iteration would take: the residency machine itself, on simulated links and one clock.
+//! Simulation of an iteration: the residency machine itself, on simulated links and one clock.
 //!
 //! The simulator only moves the clock. Which storage leaves when, what is fetched, who waits: all
 //! of that is [`crate::residency`], the same code that runs under a training loop. It is told of
@@ -41,14 +41,14 @@ use std::sync::Arc;
 /// Iterations before the first that may be reported.
 const WARM_UP: u32 = 2;
 
-/// So many may be run then. Under some plans iterations alternate for ever: then it goes on to one
-/// as long as the longest, which is reported.
+/// Limit of iterations that may be run until they settle. Under some plans iterations alternate for
+/// ever: then it goes on to one as long as the longest, which is reported.
 const SETTLING: u32 = 6;
 
 /// Times that differ by less than this part are taken to be the same.
 const SAME_PARTS: u64 = 1000;
 
-/// Who decides what moves.
+/// Policy that decides what moves.
 #[derive(Clone, Copy, Debug)]
 pub enum Policy<'a> {
     /// Memory without end: nothing moves.
@@ -60,7 +60,7 @@ pub enum Policy<'a> {
 }
 
 impl Policy<'_> {
-    /// Its name in files and reports.
+    /// Returns the name in files and reports.
     pub fn name(&self) -> &str {
         match self {
             Self::Ideal => "ideal",
@@ -70,19 +70,19 @@ impl Policy<'_> {
     }
 }
 
-/// What carries a plan out beside the links. By default it takes no time and does nothing of its
-/// own: figures are then the plan's own.
+/// Runtime that carries a plan out beside the links. By default it takes no time and does nothing
+/// of its own: figures are then the plan's own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Runtime {
-    /// For how many ops ahead what they use is fetched, and gets its room, whatever the plan's
+    /// Number of ops ahead for which storages are fetched, and room is made, whatever the plan's
     /// moves do ([`crate::residency::Config::lookahead`]).
     pub lookahead: u32,
-    /// What one transfer takes of the thread that runs the ops, in which none of them runs: memory
-    /// is given up or asked for, the transfer is handed over, its end is processed.
+    /// Time of one transfer on the thread that runs the ops, in which none of them runs: memory is
+    /// given up or asked for, the transfer is handed over, its end is processed.
     pub handling: Nanos,
 }
 
-/// Who carries a plan out: a thread whose clock the ops share, or one with a GPU.
+/// Carrier of a plan: a thread whose clock the ops share, or one with a GPU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Carrier {
     Thread(Runtime),
@@ -109,7 +109,7 @@ pub struct Simulation {
     pub policy: String,
     /// The length of the iteration.
     pub time: Nanos,
-    /// When each op began to run.
+    /// Time at which each op began to run.
     pub begins: Vec<Nanos>,
     /// The waits, in order.
     pub stalls: Vec<OpStall>,
@@ -123,7 +123,7 @@ pub struct Simulation {
     pub bytes: PlannedBytes,
     /// The residency machine's counters over all iterations.
     pub stats: Stats,
-    /// Where the time went, where tensors are a GPU's. Ops begin and stall by its clock then; what
+    /// Causes of the time, where tensors are a GPU's. Ops begin and stall by its clock then; what
     /// memory holds is by the clock of the program's thread.
     pub gpu: Option<GpuStep>,
 }
@@ -131,11 +131,11 @@ pub struct Simulation {
 /// A wait of an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpStall {
-    /// Which op.
+    /// Index of the op.
     pub op: OpIndex,
-    /// When it could have begun.
+    /// Time at which it could have begun.
     pub begin: Nanos,
-    /// How long it waited.
+    /// Time that it waited.
     pub length: Nanos,
     /// The first storage that was not there; `None` if it waited for room.
     pub waited_for: Option<PlanStorage>,
@@ -144,28 +144,28 @@ pub struct OpStall {
 /// A transfer in a simulated iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SimulatedTransfer {
-    /// Whose bytes.
+    /// Storage of the bytes.
     pub storage: PlanStorage,
-    /// Out or in.
+    /// Direction of the transfer.
     pub direction: MigrationDirection,
-    /// Where to or where from.
+    /// Tier of the other end.
     pub target: Target,
-    /// When the machine asked for it.
+    /// Time at which the machine asked for it.
     pub begin: Nanos,
-    /// When its first byte moved.
+    /// Time at which its first byte moved.
     pub moved: Nanos,
-    /// When it was complete.
+    /// Time of its completion.
     pub end: Nanos,
-    /// How many of its bytes moved in the iteration: fewer than all where it began before or goes
-    /// on after.
+    /// Number of its bytes that moved in the iteration: fewer than all where it began before or
+    /// goes on after.
     pub in_step: Bytes,
-    /// Whether an op waited for it.
+    /// True if an op waited for it.
     pub urgent: bool,
-    /// How it ended.
+    /// Ending of the transfer.
     pub ending: Ending,
 }
 
-/// Why an iteration cannot be simulated.
+/// The reason why an iteration cannot be simulated.
 #[derive(Debug, thiserror::Error)]
 pub enum SimulateError {
     /// The plan does not belong to the trace.
@@ -290,8 +290,9 @@ fn steady(mut run: SimulationRun<'_>, policy: &str) -> Result<Simulation, Simula
     Ok(run.into_simulation(policy))
 }
 
-/// How long `iterations` iterations take from a beginning with all globals made and nothing on its
-/// way, and what they count. What a policy gains by what it leaves to later iterations shows here.
+/// Runs `iterations` iterations from a beginning with all globals made and nothing in flight, and
+/// returns their time and counts. What a policy gains by what it leaves to later iterations shows
+/// here.
 ///
 /// # Panics
 /// As [`simulate`].
@@ -315,8 +316,8 @@ impl Simulation {
         Nanos(self.stalls.iter().map(|stall| stall.length.0).sum())
     }
 
-    /// What a plan may expect, if this is its simulation. What it leaves over capacity is the
-    /// planner's to say, and is kept.
+    /// Returns the expectation of a plan of which this is the simulation. What it leaves over
+    /// capacity is the planner's to say, and is kept.
     pub fn expectation(&self, planned: &Expectation) -> Expectation {
         Expectation {
             simulated: true,

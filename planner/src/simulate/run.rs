@@ -24,7 +24,7 @@ struct Instances {
 pub(super) struct SimulationRun<'a> {
     world: World<'a>,
     named: Vec<Instances>,
-    /// Whether a storage that is born in an iteration dies in the next one.
+    /// True if a storage that is born in an iteration dies in the next one.
     ends_late: Vec<bool>,
 }
 
@@ -94,7 +94,7 @@ impl<'a> SimulationRun<'a> {
         Nanos(self.world.now)
     }
 
-    /// What the residency machine has counted so far.
+    /// Returns the statistics of the residency machine so far.
     pub(super) fn stats(&self) -> super::Stats {
         self.world.residency.stats()
     }

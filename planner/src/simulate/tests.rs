@@ -155,9 +155,9 @@ fn faster_ssds_never_make_a_plan_slower_on_a_training_step() {
     assert_eq!(before, trace.duration().0, "16 GB/s hide everything");
 }
 
-/// What was under way when the iteration began, or is when it ends, counts with what it moves in
-/// it: no link carries more than its rate allows, and what an iteration owes to the next it got
-/// from the one before.
+/// Checks that a transfer that was in flight when the iteration began, or is when it ends, counts
+/// with the bytes that it moves in it: no link carries more than its rate allows, and what an
+/// iteration owes to the next it got from the one before.
 #[test]
 fn bytes_count_in_the_iteration_in_which_they_move() {
     let trace = training(12, 40_000, 100_000, 20_000);
@@ -259,7 +259,7 @@ fn a_prefetch_whose_eviction_is_still_queued_keeps_the_memory_and_the_write_goes
     assert!(found.memory.iter().all(|sample| sample.resident.0 + sample.moving.0 >= 10));
 }
 
-/// Of this plan the third iteration, long the one that was reported, is shorter than all others.
+/// Checks a plan whose third iteration, long the one that was reported, is shorter than all others.
 #[test]
 fn what_is_reported_has_settled() {
     use crate::migration::{Migration, MigrationDirection, Target};

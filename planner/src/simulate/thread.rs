@@ -12,7 +12,7 @@ use crate::migration::MigrationDirection;
 use crate::residency::StorageId;
 use std::collections::{HashMap, VecDeque};
 
-/// What has last been put into streams for a storage.
+/// Last events of a storage in streams.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct StorageEvents {
     pub(super) last_use: Option<SimulatedEvent>,
@@ -30,7 +30,7 @@ enum Memory {
 struct CachingMemory {
     allocator: CachingAllocator,
     places: HashMap<StorageId, Place>,
-    /// What was given up and is copied out, where that is in the order of streams.
+    /// Departing blocks, given up and copied out, where that is in the order of streams.
     departing: Option<DepartingBlocks>,
 }
 
@@ -56,8 +56,8 @@ impl CachingMemory {
         (waits, calls)
     }
 
-    /// The same for a fetch, of memory that is copied out, if there is some: then what its copy
-    /// waits for.
+    /// Takes memory that is copied out for a fetch, if there is some, and returns the event for
+    /// which its copy waits.
     fn take_copied_out(&mut self, id: StorageId, bytes: u64) -> Option<SimulatedEvent> {
         let departing = self.departing.as_mut()?;
         let DepartingBlock { place, read, .. } = departing.take_copied_out(bytes)?;
@@ -89,12 +89,12 @@ impl CachingMemory {
 pub(super) struct ProgramThread {
     pub(super) runtime: GpuRuntime,
     memory: Memory,
-    /// By [`StorageId`].
+    /// Storages by [`StorageId`].
     storages: Vec<StorageEvents>,
     /// Kernels whose end it has not seen.
     pub(super) launched: VecDeque<SimulatedEvent>,
     pub(super) last_launched: Option<SimulatedEvent>,
-    /// What the next kernel waits for because of its memory.
+    /// Waits of the next kernel because of its memory.
     waits: Vec<CopyWait>,
     spans: Vec<ThreadSpan>,
     pub(super) counts: StepCounts,
@@ -153,7 +153,7 @@ impl ProgramThread {
         end
     }
 
-    /// Whether a transfer counts as complete when it is in its stream.
+    /// Returns whether a transfer counts as complete when it is in its stream.
     pub(super) fn tells_at_once(&self, is_write: bool) -> bool {
         match self.runtime.behaviour.completion {
             CompletionRule::SeenByHost => false,
@@ -170,7 +170,7 @@ impl ProgramThread {
         &mut self.storages[index]
     }
 
-    /// What an eviction's copy waits for.
+    /// Returns the events for which an eviction's copy waits.
     pub(super) fn before_eviction(
         &mut self,
         id: StorageId,
@@ -240,7 +240,7 @@ impl ProgramThread {
         }
     }
 
-    /// What the next kernel waits for, which uses these storages.
+    /// Returns the events for which the next kernel waits, which uses these storages.
     pub(super) fn before_kernel(
         &mut self,
         uses: impl Iterator<Item = StorageId>,

@@ -99,7 +99,7 @@ impl World<'_> {
         self.see_launched(ahead);
     }
 
-    /// The thread waits until no more than so many launches are not complete.
+    /// Waits until at most `ahead` launches are not complete.
     fn see_launched(&mut self, ahead: usize) {
         while let Some(thread) = &mut self.thread
             && thread.launched.len() > ahead
@@ -210,7 +210,7 @@ impl World<'_> {
         }
     }
 
-    /// What an op makes takes memory.
+    /// Takes memory for an op's output.
     pub(super) fn take_memory_of_birth(&mut self, id: StorageId) {
         let size = self.instance(id).size();
         self.links.advance(self.now);

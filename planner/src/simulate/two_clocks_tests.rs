@@ -12,19 +12,20 @@ fn waiting() -> GpuRuntime {
     GpuRuntime { lookahead: 8, behaviour, costs: costs() }
 }
 
-/// One whose streams wait for events.
+/// Makes a runtime whose streams wait for events.
 fn ordered() -> GpuRuntime {
     let behaviour = GpuBehaviour::EVENT_ORDERED;
     let costs = GpuCosts { dispatch: Nanos(3), request: Nanos(3), ..costs() };
     GpuRuntime { behaviour, costs, ..waiting() }
 }
 
-/// One whose host waits for fetches alone.
+/// Makes a runtime whose host waits for fetches alone.
 fn writes_ordered() -> GpuRuntime {
     GpuRuntime { behaviour: GpuBehaviour::WRITES_ORDERED, ..waiting() }
 }
 
-/// In the proportions of a real GPU's, where a byte takes a nanosecond and a kernel a hundred.
+/// Makes costs in the proportions of a real GPU's, where a byte takes a nanosecond and a kernel a
+/// hundred.
 fn costs() -> GpuCosts {
     let rate = Bandwidth(900_000_000);
     GpuCosts {

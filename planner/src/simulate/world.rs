@@ -40,11 +40,11 @@ pub(super) struct World<'a> {
     pub(super) now: u64,
     pub(super) recording: bool,
     pub(super) result: Simulation,
-    /// What tensors may hold, staging taken off, in bytes.
+    /// Capacity for tensors, staging taken off, in bytes.
     capacity: u64,
-    /// When the current iteration began.
+    /// Time at which the current iteration began.
     origin: u64,
-    /// Of what was under way then: the bytes that had moved.
+    /// Bytes that had moved of transfers in flight then.
     moved_before: HashMap<TransferId, Bytes>,
     instances: Vec<SimulatedStorage>,
     free_ids: Vec<StorageId>,
@@ -52,10 +52,10 @@ pub(super) struct World<'a> {
     moving: u64,
     wanted: u64,
     actions: Vec<ResidencyAction>,
-    /// In their streams, and so complete for the session.
+    /// Transfers in their streams, and so complete for the session.
     pub(super) enqueued: Vec<TransferId>,
-    /// What a transfer takes of the thread that runs the ops, in ns, and what it has not yet spent
-    /// on those begun.
+    /// Time of a transfer on the thread that runs the ops, in ns, and what it has not yet spent on
+    /// those begun.
     handling: u64,
     unhandled: u64,
 }
@@ -91,7 +91,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// From now on times, and bytes that move, count from here.
+    /// Begins an iteration, from which times, and bytes that move, count.
     pub(super) fn begin_iteration(&mut self) {
         self.origin = self.now;
         self.begin_gpu_step();
@@ -105,7 +105,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// What people call the storage that an instance is of.
+    /// Returns the name of the storage that an instance is of.
     pub(super) fn name_of(&self, id: StorageId) -> String {
         self.trace.label(self.instance(id).storage)
     }
@@ -371,7 +371,8 @@ impl<'a> World<'a> {
     }
 }
 
-/// When a transfer's first byte moved, and how many have.
+/// Returns the time at which a transfer's first byte moved, and the number of bytes that have
+/// moved.
 fn so_far(flight: &LinkTransfer, progress: Option<TransferProgress>, now: u64) -> (u64, Bytes) {
     progress.map_or((now, Bytes(0)), |TransferProgress { started, done, total }| {
         let moved = u128::from(flight.bytes.0) * u128::from(done) / u128::from(total);

@@ -1,4 +1,4 @@
-//! What a search does, in which order: what is good most of the time first.
+//! Agenda of a search: what is good most of the time first.
 
 use super::assignment::TierAssignment;
 use super::maker::Maker;
@@ -12,22 +12,22 @@ use crate::trace::Trace;
 use crate::units::{Bandwidth, Nanos};
 use std::collections::VecDeque;
 
-/// Enough to tell who should leave.
+/// Effort that is enough to tell who should leave.
 const EFFORT: Effort = Effort { instants: 75, steps: 150 };
 
-/// What a byte written may cost on top, in the time that writing it takes. The first leads to short
+/// Penalties of a written byte, in the time that writing it takes. The first leads to short
 /// iterations; which of the others leads to few bytes differs from model to model.
 pub(super) const WRITE_PENALTIES: [f64; 3] = [1.0, 8.0, 32.0];
 
-/// How slowly SSDs write on the machines that plans of few bytes are made for, in percent of what
-/// the fastest plan writes on average. The first lets a plan write in bursts.
+/// Rates of SSDs on the machines that plans of few bytes are made for, in percent of what the
+/// fastest plan writes on average. The first lets a plan write in bursts.
 const SLOWER_PERCENT: [u64; 7] = [300, 150, 100, 70, 50, 35, 25];
 
-/// This part of memory is left to spare in plans for less of it.
+/// Part of memory, 1 / this, that is spared in plans for less of it.
 const SPARED_PARTS: u64 = 20;
 
-/// How much of the capacity may wait for the SSDs where storages are assigned to tiers, as one part
-/// in so many. Much, where one storage is a large part of it; else little.
+/// Bytes that may wait for the SSDs where storages are assigned to tiers: one part in so many of
+/// the capacity. Much, where one storage is a large part of it; else little.
 const WAITING_PARTS: [u64; 2] = [32, 2];
 
 /// Ops of a step from which on a plan takes so long to make that it matters which comes first.
@@ -41,7 +41,7 @@ pub(super) enum SearchJob {
     Published(Score),
     /// Prices are searched, and plans are rounded from them.
     Prices { maker: usize, line: LineOptions, is_limited: bool },
-    /// The same under way.
+    /// Round in progress.
     Round { maker: usize, line: Box<RoundingLine>, is_limited: bool },
     /// Plans for another machine: its jobs come next.
     Altered(Altered),
@@ -49,19 +49,19 @@ pub(super) enum SearchJob {
     Trials,
 }
 
-/// How a machine, or a trace, that plans are made for differs from the real one.
+/// Difference between the real machine, or trace, and the one that plans are made for.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Altered {
-    /// Its SSDs write at so many percent of the rate at which the fastest plan's do on average.
+    /// SSDs that write at this percentage of the rate at which the fastest plan's do on average.
     SlowerWrites(u64),
     /// The pieces of a tensor are one storage.
     Wholes,
-    /// There is a little less memory: the plan has some to spare.
+    /// Machine with less memory: the plan has some to spare.
     LessMemory,
-    /// There is no host memory.
+    /// No host memory.
     WithoutHost,
-    /// Of what leaves, as much goes to host memory in each stretch of the step as the SSDs are too
-    /// slow for there. So much of the capacity may wait for them, as one part in so many.
+    /// Host memory has, in each stretch of the step, as much of what leaves as the SSDs are too slow
+    /// for there. So much of the capacity may wait for them, as one part in so many.
     Assigned(u64),
 }
 
@@ -98,7 +98,7 @@ impl Altered {
     }
 }
 
-/// Everything that a search does.
+/// Returns all jobs of a search.
 pub(super) fn jobs(trace: &Trace, options: TidelogOptions) -> VecDeque<SearchJob> {
     let TidelogOptions { published, goal, without, rounds, runtime, .. } = options;
     let mut jobs = VecDeque::new();
@@ -132,7 +132,7 @@ pub(super) fn jobs(trace: &Trace, options: TidelogOptions) -> VecDeque<SearchJob
     jobs
 }
 
-/// What is done for a machine or a trace that differs.
+/// Returns the jobs for a machine or a trace that differs.
 pub(super) fn jobs_of(maker: usize, altered: Altered, options: TidelogOptions) -> Vec<SearchJob> {
     let TidelogOptions { rounds, without, .. } = options;
     let sweep = |variant| SearchJob::Sweep { maker, variant, most: rounds, is_limited: true };

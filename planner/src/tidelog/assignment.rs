@@ -23,12 +23,12 @@ const LOAD_MAX: u64 = 400;
 pub(super) struct TierAssignment {
     /// None where a plan moved nothing.
     tiers: Vec<Option<Target>>,
-    /// How fast all that moves is written, and read, if both tiers are done at once.
+    /// Rates at which all that moves is written, and read, if both tiers are done at once.
     pub(super) rates: [Bandwidth; 2],
 }
 
 impl TierAssignment {
-    /// Of what a plan moves whose ops begin at these times. So much of the capacity may wait for
+    /// Assigns what a plan moves whose ops begin at these times. So much of the capacity may wait for
     /// the SSDs, as one part in so many. None without host memory.
     pub(super) fn new(
         trace: &Trace,
@@ -66,9 +66,9 @@ struct RoundTrip {
     size: u64,
     leaves: u64,
     due: u64,
-    /// Whether bytes are written: there is no copy from the trip before.
+    /// Bytes are written: there is no copy from the trip before.
     writes: bool,
-    /// Until when the copy is good.
+    /// The time until which the copy is good.
     until: u64,
 }
 
@@ -116,12 +116,12 @@ fn trips(trace: &Trace, guess: &Guess, rows: &[Migration]) -> Vec<RoundTrip> {
     trips
 }
 
-/// How much waits for the SSDs at each moment, out and back.
+/// Bytes that wait for the SSDs at each moment, out and back.
 struct Levels<'a> {
     trips: &'a [RoundTrip],
     storages: usize,
     machine: &'a Machine,
-    /// How many bytes may wait.
+    /// Most bytes that may wait.
     waiting: u64,
 }
 

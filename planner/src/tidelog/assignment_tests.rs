@@ -33,7 +33,7 @@ fn convolutional() -> Trace {
     b.finish()
 }
 
-/// Its host memory takes half of what leaves.
+/// A machine whose host memory takes half of what leaves.
 fn with_host(trace: &Trace) -> Machine {
     let peak = Lifetimes::of(trace).peak().0;
     let budget = peak * 15 / 100;

@@ -10,15 +10,15 @@ use crate::trace::Trace;
 /// Plans whose time is within this part of the shortest one's are as fast.
 const AS_FAST_PARTS: u64 = 1000;
 
-/// And within this part they are fast enough for fewer bytes to count.
+/// Tolerance, 1 / this, within which plans are fast enough for fewer bytes to count.
 const FAST_ENOUGH_PARTS: u64 = 100;
 
 /// A plan that was simulated.
 #[derive(Clone)]
 pub(super) struct Candidate {
-    /// Its rows, in any order.
+    /// The rows, in any order.
     pub(super) rows: Vec<Migration>,
-    /// What its maker expected of it; what the simulation found takes the place of most of it.
+    /// Expectation of its maker; what the simulation found takes the place of most of it.
     pub(super) expects: Expectation,
     pub(super) simulation: Simulation,
 }
@@ -32,7 +32,7 @@ impl Candidate {
         self.simulation.bytes.ssd_written.0
     }
 
-    /// Whether another one is no better, neither in time nor in bytes written.
+    /// Returns whether another one is no better, neither in time nor in bytes written.
     fn beats(&self, other: &Self) -> bool {
         self.time() <= other.time() && self.written() <= other.written()
     }
@@ -72,7 +72,8 @@ impl Candidates {
         found
     }
 
-    /// The same with rows for another trace, in which all that they move is moved alike.
+    /// Returns the candidate with rows for another trace, in which all that they move is moved
+    /// alike.
     pub(super) fn map(&self, rows: impl Fn(&[Migration]) -> Vec<Migration>) -> Self {
         let mapped = |one: &Candidate| Candidate { rows: rows(&one.rows), ..one.clone() };
         Self { kept: self.kept.iter().map(mapped).collect(), published: self.published }

@@ -1,4 +1,4 @@
-//! More freedom never gives a worse plan.
+//! Tests that more freedom never gives a worse plan.
 
 use super::*;
 use crate::instances::{freer, magnified, small_steps};
@@ -9,16 +9,17 @@ use crate::units::{Bytes, Nanos};
 /// The steps of `make paper`.
 const SEED: u64 = 20_260;
 
-/// They take some hundred ns. So much longer, and larger, that no time is rounded by more than a
-/// hundred thousandth.
+/// Factor by which steps that take some hundred ns are made longer, and larger, so that no time is
+/// rounded by more than a hundred thousandth.
 const TIMES: u64 = 1000;
 
-/// Storages in pieces are in pieces of at most so much: they are up to 40 bytes large before.
+/// Limit of the pieces of storages in pieces: they are up to 40 bytes large before.
 const PIECE: Bytes = Bytes(16 * TIMES);
 
-/// Once more freedom was slower in these: an op began sooner, and saw only at its end that an
-/// eviction was over (295, 443, 871); the iteration that was measured was shorter than those that
-/// follow (385, 653); a wait was tried too late (357); transfers of whole ns fit by chance (823).
+/// Steps that were slower with more freedom once: an op began sooner, and saw only at its end that
+/// an eviction was over (295, 443, 871); the iteration that was measured was shorter than those
+/// that follow (385, 653); a wait was tried too late (357); transfers of whole ns fit by chance
+/// (823).
 const PINNED: [u32; 7] = [295, 357, 385, 443, 653, 823, 871];
 
 fn steps(count: u32) -> impl Iterator<Item = (u32, Trace, Machine)> {
@@ -45,10 +46,10 @@ type Slower = (u32, &'static str, u64, u64);
 #[derive(Debug, Default)]
 struct Compared {
     pairs: u32,
-    /// How many are faster with more freedom.
+    /// Number that are faster with more freedom.
     faster: u32,
     slower: Vec<Slower>,
-    /// How many take longer in the long run than is said of them.
+    /// Number that take longer in the long run than their figure.
     understated: u32,
 }
 
@@ -84,7 +85,7 @@ fn steps_that_were_slower_with_more_freedom_no_longer_are() {
     assert_eq!(compared(pinned).slower, []);
 }
 
-/// All that `make paper` looks at.
+/// Checks all steps that `make paper` does.
 #[test]
 #[ignore = "takes minutes: a part of make test-slow"]
 fn a_thousand_small_steps_are_no_slower_with_more_freedom() {
@@ -93,8 +94,8 @@ fn a_thousand_small_steps_are_no_slower_with_more_freedom() {
     assert_eq!(all.slower, []);
 }
 
-/// What no op uses leaves once and never comes back, however little more memory there is: whether
-/// it was made while memory was short must not decide that.
+/// Checks that a storage that no op uses leaves once and never comes back, however little more
+/// memory there is: whether it was made while memory was short must not decide that.
 #[test]
 fn what_no_op_uses_leaves_for_good() {
     let (_, trace, mut machine) = small_steps(SEED, 272).last().expect("there are so many");

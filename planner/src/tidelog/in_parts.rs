@@ -24,9 +24,9 @@ pub struct PartedPlan {
     pub step: PartedStep,
     /// The plan for it.
     pub plan: Plan,
-    /// What it leads to.
+    /// Simulation of the plan.
     pub simulation: Simulation,
-    /// What the plans with and without parts cost that no other one beats in both time and bytes
+    /// Costs of the plans with and without parts that no other one beats in both time and bytes
     /// written, fastest first.
     pub prices: Vec<PlanPrice>,
 }
@@ -43,7 +43,7 @@ pub fn in_parts(
     in_parts_of(whole, &Cuts::of(whole.trace, whole.machine), go_on)
 }
 
-/// The same for storages that are cut there.
+/// Searches for storages that are cut there.
 ///
 /// # Errors
 /// If the step cannot be simulated in parts.

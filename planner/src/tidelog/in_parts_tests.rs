@@ -67,8 +67,7 @@ fn parts_never_lead_to_a_worse_plan() {
     assert!(better > 30 && faster > 15, "{better} better, {faster} faster");
 }
 
-/// In the relaxed problem bytes move singly: what storages are cut into makes no difference, to the
-/// number.
+/// Checks that cuts of storages do not change the bound: in the relaxed problem bytes move singly.
 #[test]
 fn the_bound_is_the_same_for_parts() {
     for (number, trace, machine) in steps(3, 200) {
@@ -82,7 +81,7 @@ fn the_bound_is_the_same_for_parts() {
     }
 }
 
-/// Not even by the best of all plans in parts, over many iterations.
+/// Checks the best of all plans in parts, over many iterations.
 #[test]
 fn no_plan_in_parts_beats_the_bound() {
     const ITERATIONS: u64 = 40;
@@ -110,7 +109,7 @@ fn no_plan_in_parts_beats_the_bound() {
     assert!(telling > 10 && plans_tried > 4000, "{telling} bounds, {plans_tried} plans");
 }
 
-/// Where memory is short by less than a storage takes, a part of it is enough.
+/// Checks that a part of a storage is enough where memory is short by less.
 #[test]
 fn a_part_is_enough_where_little_memory_is_missing() {
     let trace = training(6, 64 * MIB, 128 * MIB, 30_000_000);

@@ -1,4 +1,4 @@
-//! Who makes plans: for the trace and the machine as they are, or for others whose plans may turn
+//! Makers of plans: for the trace and the machine as they are, or for others whose plans may turn
 //! out well here.
 
 use super::assignment::TierAssignment;
@@ -16,9 +16,9 @@ pub(super) struct Maker<'a> {
     whole: Option<Whole>,
     pub(super) machine: Machine,
     pub(super) lifetimes: Lifetimes,
-    /// Where storages leave for; none: for the SSDs while they have time, then for host memory.
+    /// The tiers that storages leave for; none: the SSDs while they have time, then host memory.
     pub(super) assignment: Option<TierAssignment>,
-    /// Of each variant the stalls that its plans led to, in the order made.
+    /// Guesses of each variant: the stalls that its plans led to, in the order made.
     pub(super) guesses: [Vec<Guess>; VARIANTS.len()],
 }
 
@@ -29,12 +29,12 @@ impl<'a> Maker<'a> {
         Self { trace, whole: None, machine, lifetimes, assignment, guesses }
     }
 
-    /// One whose storages leave for the tiers that they are assigned to.
+    /// Makes a maker whose storages leave for the tiers that they are assigned to.
     pub(super) fn assigned(trace: &'a Trace, machine: Machine, to: TierAssignment) -> Self {
         Self { assignment: Some(to), ..Self::of(trace, machine) }
     }
 
-    /// One that plans the pieces of a tensor as the whole; none if nothing is in pieces.
+    /// Makes a maker that plans the pieces of a tensor as the whole; none if nothing is in pieces.
     pub(super) fn of_wholes(trace: &'a Trace, machine: Machine) -> Option<Self> {
         let whole = Whole::of(trace)?;
         let lifetimes = Lifetimes::of(&whole.trace);
@@ -52,7 +52,7 @@ impl<'a> Maker<'a> {
         RoundingCase { trace, machine, lifetimes: &self.lifetimes }
     }
 
-    /// Whether it plans the pieces of a tensor as the whole.
+    /// Returns whether the maker plans the pieces of a tensor as the whole.
     pub(super) fn is_of_wholes(&self) -> bool {
         self.whole.is_some()
     }

@@ -26,37 +26,37 @@ pub use in_parts::{PartedPlan, in_parts, in_parts_of};
 pub use price::PlanPrice;
 pub use search::Search;
 
-/// How many ops the plans of a thorough search may have together.
+/// Number of ops that the plans of a thorough search may have together.
 const THOROUGH: u64 = 4_000_000;
 
-/// So many steps of a search are enough to compare steps of a program with each other.
+/// Number of steps of a search that are enough to compare steps of a program with each other.
 pub const QUICK_STEPS: u64 = 4;
 
 /// The name in the policy's plans.
 const POLICY: &str = "tidelog";
 
-/// What may be set; the defaults are those of every published figure.
+/// Options of the search; the defaults are those of every published figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TidelogOptions {
-    /// How many plans each variant makes, each for the stalls of the one before.
+    /// Number of plans that each variant makes, each for the stalls of the one before.
     pub rounds: u32,
-    /// How many ops all plans beyond the first few may have together; those are made whatever they
-    /// have. With [`Goal::Wear`] all are made.
+    /// Number of ops that all plans beyond the first few may have together; those are made whatever
+    /// they have. With [`Goal::Wear`] all are made.
     pub planned: u64,
-    /// The published algorithm's plans are tried too for traces of at most so many ops; for longer
+    /// Limit of ops of traces for which the published algorithm's plans are tried, too; for longer
     /// ones they take far longer than all others together. Where kernels hide everything its
     /// slower, exact ledgers may fit a transfer in that a pass begins one op too late.
     /// [`Goal::Wear`] needs them for a trace of any length, unless this is 0.
     pub published: u64,
-    /// Which of the plans found is the best.
+    /// Goal by which the best of the plans is chosen.
     pub goal: Goal,
-    /// How many ops may be simulated to improve the plan by trial. Only short traces profit: a long
-    /// one is left as it is where this is not enough to look at each of its ops.
+    /// Number of ops that may be simulated to improve the plan by trial. Only short traces profit:
+    /// a long one is left as it is where this is not enough to look at each of its ops.
     pub trials: u64,
-    /// What carries the plan out. A session tells what it has measured, so that a plan that moves
-    /// more has to be worth it.
+    /// Runtime that carries the plan out. A session tells what it has measured, so that a plan that
+    /// moves more has to be worth it.
     pub runtime: Runtime,
-    /// What carries it out where tensors are a GPU's, in place of `runtime`.
+    /// Runtime that carries it out where tensors are a GPU's, in place of `runtime`.
     pub gpu: Option<GpuRuntime>,
     /// An idea to leave out, to see what it brings.
     pub without: Option<Idea>,
@@ -89,7 +89,7 @@ impl TidelogOptions {
     }
 }
 
-/// What makes a plan the best.
+/// Criterion of the best plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Goal {
     /// The fewest bytes written to SSDs in a time within a hundredth of the shortest one found, and
@@ -110,11 +110,12 @@ pub enum Idea {
     BeforeThePeak,
     /// Free memory is filled with what comes next, early or not.
     FillingFreeMemory,
-    /// What would come back before it could have gone stays.
+    /// Variant in which storages stay that would come back before it could have gone stays.
     OnlyWhatPays,
     /// A write counts against the victim, shared by the periods that its copy serves.
     CountingWrites,
-    /// What has a copy is expected to be dropped at the peak, so that evictions begin later.
+    /// Variant in which storages with a copy are expected to be dropped at the peak, so that
+    /// evictions begin later.
     ExpectedDrops,
     /// The next plan is made for the times at which the last one's ops ran.
     Replanning,
@@ -126,7 +127,7 @@ pub enum Idea {
 }
 
 impl Idea {
-    /// All of them.
+    /// List of all variants.
     pub const ALL: [Self; 8] = [
         Self::BeforeThePeak,
         Self::FillingFreeMemory,
@@ -155,8 +156,8 @@ pub fn tidelog(
     Ok(search.best().expect("the first step of a search makes a plan"))
 }
 
-/// What the best plan takes and writes that so many steps of a search find. Nothing where the
-/// trace's step cannot run on the machine.
+/// Returns time and written bytes of the best plan that a search of `steps` steps finds. Nothing
+/// where the trace's step cannot run on the machine.
 ///
 /// # Errors
 /// If the trace's step cannot be simulated for another reason than a lack of memory.

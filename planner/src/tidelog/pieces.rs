@@ -11,7 +11,7 @@ use crate::units::Bytes;
 /// A trace in which the pieces of a tensor are one storage.
 pub(super) struct Whole {
     pub(super) trace: Trace,
-    /// Of each of its storages those that it stands for.
+    /// Storages that each of its storages stands for.
     members: Vec<Vec<PlanStorage>>,
 }
 
@@ -66,7 +66,7 @@ impl Whole {
     }
 }
 
-/// Whether two storages are neighbouring parts of one.
+/// Returns whether two storages are neighbouring parts of one.
 fn are_parts(before: &Storage, storage: &Storage) -> bool {
     let follows = storage.part.is_some_and(|part| part.begin > Bytes(0));
     follows && before.part.is_some() && before.identity == storage.identity

@@ -1,4 +1,4 @@
-//! What the plans that were found cost, in time and in bytes written.
+//! Costs of the plans that were found, in time and in bytes written.
 
 use crate::units::{Bytes, Nanos};
 use serde::Serialize;
@@ -9,15 +9,15 @@ pub struct PlanPrice {
     /// The length of its iteration.
     #[serde(rename = "time_ns")]
     pub time: Nanos,
-    /// What it writes to SSDs.
+    /// Bytes that it writes to SSDs.
     pub written: Bytes,
-    /// Whether it is the one that the goal prefers.
+    /// True if the plan is the one that the goal prefers.
     pub chosen: bool,
 }
 
 impl PlanPrice {
-    /// At most about so many of them, for people: the first, the last and the chosen one are kept,
-    /// and of the others those that are spread evenly over the time.
+    /// Selects at most about `most` prices for people: the first, the last and the chosen one are
+    /// kept, and of the others those that are spread evenly over the time.
     pub fn few(prices: &[Self], most: usize) -> Vec<Self> {
         let (Some(first), Some(last)) = (prices.first(), prices.last()) else { return Vec::new() };
         let length = last.time.0.saturating_sub(first.time.0);

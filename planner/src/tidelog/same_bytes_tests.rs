@@ -1,5 +1,5 @@
-//! The same bytes on every run, machine and build: plans of fixed traces against digests written
-//! down.
+//! Tests that plans are the same bytes on every run, machine and build: plans of fixed traces
+//! against digests written down.
 
 use super::*;
 use crate::lifetime::Lifetimes;
@@ -12,7 +12,7 @@ fn digest(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, mix)
 }
 
-/// What a change of the policy on purpose changes, and nothing else may.
+/// Digest that a change of the policy on purpose changes, and nothing else may.
 const STEP: u64 = 0x8c1f_174a_7bd3_3b9c;
 const THRIFTY: u64 = 0x10cd_15fe_af58_38cc;
 const RANDOM: u64 = 0x39d3_705a_b25a_27b1;

@@ -22,10 +22,10 @@ use crate::simulate::{SimulateError, Simulation, Simulator};
 use crate::trace::Trace;
 use std::collections::VecDeque;
 
-/// Where storages may go; where there is no host memory, the first alone.
+/// Tiers for storages; where there is no host memory, the first alone.
 const TARGETS: [Target; 2] = [Target::Ssd, Target::Host];
 
-/// Searching prices takes about as long as making so many plans.
+/// Number of plans that take about as long to make as searching prices.
 const PRICES_TAKE: u64 = 5;
 
 /// Looks for better and better plans, step by step.
@@ -52,14 +52,15 @@ pub struct Search<'a> {
     pub(super) machine: &'a Machine,
     pub(super) options: TidelogOptions,
     simulator: Simulator<'a>,
-    /// Where the trace is one in parts: what makes plans of few parts of its plans.
+    /// Joining of parts, where the trace is one in parts: what makes plans of few parts of its
+    /// plans.
     joining: Option<Joining<'a>>,
-    /// Who makes plans: the first for the trace and the machine as they are.
+    /// Makers of plans: the first for the trace and the machine as they are.
     pub(super) makers: Vec<Maker<'a>>,
     agenda: VecDeque<SearchJob>,
     pub(super) found: Candidates,
     steps: u64,
-    /// What was done of that which the options limit, as so many plans.
+    /// Work that the options limit, counted in plans.
     planned: u64,
 }
 
@@ -107,7 +108,7 @@ impl<'a> Search<'a> {
         Ok(search)
     }
 
-    /// Goes on for so many steps. Returns whether there is more to do.
+    /// Goes on for `steps` steps. Returns whether there is more to do.
     ///
     /// # Errors
     /// If the trace's step cannot be simulated on the machine.
@@ -139,7 +140,7 @@ impl<'a> Search<'a> {
         self.try_rows(rows.to_vec()).map(|_| ())
     }
 
-    /// How many steps are done.
+    /// Returns the number of steps that are done.
     pub fn steps(&self) -> u64 {
         self.steps
     }
@@ -162,7 +163,7 @@ impl<'a> Search<'a> {
         found.into_iter().map(|one| one.clone().into_plan(self.trace, self.machine)).collect()
     }
 
-    /// What those plans cost.
+    /// Returns the costs of those plans.
     pub fn prices(&self) -> Vec<PlanPrice> {
         let best = self.found.best(self.options.goal);
         let price = |one: &Candidate| PlanPrice {
@@ -188,14 +189,14 @@ impl<'a> Search<'a> {
         Ok(false)
     }
 
-    /// Whether nothing can be better than what is found.
+    /// Returns whether nothing can be better than what is found.
     fn is_over(&self) -> bool {
         self.found.best(Goal::Wear).is_some_and(|best| {
             best.simulation.stalls.is_empty() && best.simulation.bytes.ssd_written.0 == 0
         })
     }
 
-    /// Whether one more plan of those that the options limit may be made.
+    /// Returns whether one more plan of those that the options limit may be made.
     fn affords(&self, is_limited: bool) -> bool {
         let planned = match self.options.goal {
             Goal::Wear => u64::MAX,
@@ -363,7 +364,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Who makes plans for a trace on a machine, with what the options say.
+/// Returns the makers of plans for a trace on a machine, with what the options say.
 pub(super) fn searched<'a>(
     trace: &'a Trace,
     machine: &'a Machine,

@@ -27,7 +27,8 @@ fn a_search_that_is_stopped_goes_on_as_if_it_had_not_been() {
     assert!(!parts.advance(1).unwrap(), "nothing is left");
 }
 
-/// So many steps find the same wherever they are made, and more of them never find worse.
+/// Checks that a number of steps finds the same plans wherever they are made, and that more never
+/// find worse ones.
 #[test]
 fn more_steps_never_end_with_a_worse_plan() {
     let trace = training(16, 40_000, 100_000, 30_000);

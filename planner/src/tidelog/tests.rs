@@ -33,8 +33,8 @@ fn a_plan_made_for_what_transfers_take_is_faster_where_they_take_it() {
     assert!(told < untold, "{told} ns, {untold} ns without being told");
 }
 
-/// A session waits for so many steps: the published algorithm's plans, which move few storages, are
-/// among those.
+/// Checks the steps for which a session waits: the published algorithm's plans, which move few
+/// storages, are among those.
 #[test]
 fn where_transfers_take_their_time_the_first_plans_are_of_few() {
     let trace = training(400, 4_000, 2_000, 20_000);

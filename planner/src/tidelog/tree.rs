@@ -13,7 +13,7 @@ pub(super) struct RangeMaximum {
 struct Node {
     /// The maximum below it, without what is pending above.
     maximum: i64,
-    /// What was added to all below it.
+    /// Number that was added to all below it.
     added: i64,
 }
 

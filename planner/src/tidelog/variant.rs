@@ -1,10 +1,10 @@
-//! How the passes of a sweep differ, and the times that a plan is made for.
+//! Variants of the passes of a sweep, and the times that a plan is made for.
 
 use crate::simulate::Simulation;
 use crate::trace::{Op, Trace};
 
-/// What a pass prefers where both ways may be right. Times are those in which the SSDs write a part
-/// of the capacity: what matters is how much memory waits for how long.
+/// Preferences of a pass where both ways may be right. Times are those in which the SSDs write a
+/// part of the capacity: what matters is how much memory waits for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Variant {
     /// Bytes leave, or come, once an op ahead would have to wait if they began this part later.
@@ -12,18 +12,19 @@ pub(super) struct Variant {
     pub(super) in_parts: u64,
     /// A link is given more when it has less than this part to do beyond the next op.
     pub(super) queue_parts: u64,
-    /// What a write costs, in percent of a read.
+    /// Cost of a write, in percent of a read.
     pub(super) write_percent: u32,
-    /// Whether a write counts as shared by the periods that its copy serves.
+    /// True if a write counts as shared by the periods that its copy serves.
     pub(super) shares_writes: bool,
-    /// Whether the peak is expected to be met by drops as far as there are copies.
+    /// True if the peak is expected to be met by drops as far as there are copies.
     pub(super) expects_drops: bool,
-    /// How long a storage must stay out to leave, in percent of its own round trip.
+    /// Least time out of memory for which a storage leaves, in percent of its own round trip.
     pub(super) pays_percent: u32,
 }
 
-/// Where kernels hide most transfers, short queues keep memory for what comes next; where the links
-/// are the limit, they must never run dry, and bytes must be few. The last two write least.
+/// Variants of a pass. Where kernels hide most transfers, short queues keep memory for what comes
+/// next; where the links are the limit, they must never run dry, and bytes must be few. The last
+/// two write least.
 pub(super) const VARIANTS: [Variant; 6] = [
     Variant { shares_writes: false, ..variant([16, 16, 128], 900, 100) },
     variant([64, 256, 1024], 0, 400),
@@ -33,10 +34,10 @@ pub(super) const VARIANTS: [Variant; 6] = [
     Variant { expects_drops: true, ..variant([1024, 64, 512], 400, 100) },
 ];
 
-/// Whose plans are made whatever they cost: they are the best ones most of the time.
+/// Variants whose plans are made whatever they cost: they are the best ones most of the time.
 pub(super) const FIRST: [usize; 4] = [0, 1, 0, 1];
 
-/// Whose plans are made, too, where storages are assigned to tiers.
+/// Variants whose plans are made, too, where storages are assigned to tiers.
 pub(super) const ASSIGNED: [usize; 3] = [4, 2, 5];
 
 /// Begin with the stalls of the first plan of [`STALLED_LIKE`] instead of none at all.
@@ -57,7 +58,7 @@ const fn variant(parts: [u64; 3], write_percent: u32, pays_percent: u32) -> Vari
     }
 }
 
-/// When the ops of an iteration are taken to run.
+/// Guess of the times of an iteration's ops.
 #[derive(Clone, Debug)]
 pub(super) struct Guess {
     /// Each op with the wait before it.
@@ -69,7 +70,7 @@ impl Guess {
         Self { durations: trace.ops.iter().map(|op| op.duration.0).collect() }
     }
 
-    /// As a simulated iteration ran.
+    /// Takes the times of a simulated iteration.
     pub(super) fn of(trace: &Trace, simulation: &Simulation) -> Self {
         let mut guess = Self::without_waits(trace);
         for stall in &simulation.stalls {
@@ -78,7 +79,7 @@ impl Guess {
         guess
     }
 
-    /// The same with waits of so many percent.
+    /// Scales the waits to `percent`.
     pub(super) fn with_waits(&self, trace: &Trace, percent: u64) -> Self {
         let scaled = |(op, taken): (&Op, &u64)| {
             let (runs, taken) = (u128::from(op.duration.0), u128::from(*taken));

@@ -13,7 +13,7 @@ const INDENTED_DEPTH: usize = 2;
 #[derive(Default)]
 struct EntryPerLine {
     depth: usize,
-    /// Whether the innermost open list or object already has an entry, so that `[]` stays `[]`.
+    /// True if the innermost open list or object already has an entry, so that `[]` stays `[]`.
     filled: bool,
 }
 

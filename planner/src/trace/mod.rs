@@ -1,4 +1,4 @@
-//! What one training iteration did: its ops in order, how long each ran, and which storages it
+//! Trace of one training iteration: its ops in order, how long each ran, and which storages it
 //! used, made and let go.
 //!
 //! A trace describes the steady state, so it is cyclic: after the last op comes op 0 of the next
@@ -19,7 +19,7 @@ use std::fmt;
 
 pub use validate::TraceError;
 
-/// What the `format` field of a trace file says.
+/// Value of the `format` field of a trace file.
 pub const FORMAT: &str = "tidelog-trace";
 
 /// The version this build writes, and the only one it reads.
@@ -30,7 +30,7 @@ pub const VERSION: u32 = 1;
 #[serde(transparent)]
 pub struct PlanStorage(pub u32);
 
-/// How a storage is found again in another iteration or another process.
+/// Identity of a storage in another iteration or another process.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Identity {
@@ -40,14 +40,14 @@ pub enum Identity {
     Output {
         /// The op that made it.
         op: OpIndex,
-        /// Which of the op's outputs it was.
+        /// Output slot of the op.
         slot: u16,
     },
     /// Made between two iterations. Counted in memory from op 0 on, never planned.
     Arrival,
 }
 
-/// What a storage holds. Decides nothing; the report groups by it.
+/// Kind of a storage's contents. Decides nothing; the report groups by it.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -61,7 +61,7 @@ pub enum StorageKind {
     OptimizerState,
     /// Saved between the forward and the backward pass, or in passing.
     Activation,
-    /// Anything else.
+    /// Contents of no other kind.
     #[default]
     Other,
 }
@@ -76,25 +76,25 @@ impl StorageKind {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Storage {
-    /// How it is named in a plan.
+    /// Identity in a plan.
     pub identity: Identity,
-    /// Its largest size in the iteration.
+    /// The largest size in the iteration.
     pub size: Bytes,
     /// The bytes that it is of what `identity` names; `None`: all of them. Files have whole
     /// storages alone: [`crate::parts`] divides them.
     #[serde(skip)]
     pub part: Option<ByteRange>,
-    /// What it holds.
+    /// Kind of its contents.
     pub kind: StorageKind,
-    /// Whether its memory can be taken away and given back.
+    /// True if the memory can be taken away and given back.
     pub movable: bool,
 }
 
-/// What an op does with a storage's bytes.
+/// Access of an op to a storage's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Access {
-    /// Reads them and leaves them as they are.
+    /// Read access, which leaves the bytes as they are.
     Read,
     /// Replaces all of them without looking.
     Write,
@@ -103,7 +103,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// Whether a copy made before is out of date afterwards.
+    /// Returns whether a copy made before is out of date afterwards.
     pub const fn modifies(self) -> bool {
         matches!(self, Self::Write | Self::Update)
     }
@@ -113,9 +113,9 @@ impl Access {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Use {
-    /// Which storage.
+    /// Storage of the use.
     pub storage: PlanStorage,
-    /// What the op does with it.
+    /// Access of the op.
     pub access: Access,
     /// The instance that was born one iteration ago, not this iteration's.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -126,9 +126,9 @@ pub struct Use {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Birth {
-    /// Which storage.
+    /// Storage of the output.
     pub storage: PlanStorage,
-    /// Which output of the op it is.
+    /// Output slot of the op.
     pub slot: u16,
 }
 
@@ -136,7 +136,7 @@ pub struct Birth {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Death {
-    /// Which storage.
+    /// Storage of the death.
     pub storage: PlanStorage,
     /// The instance that was born one iteration ago, not this iteration's.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -147,9 +147,9 @@ pub struct Death {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Op {
-    /// For people: `aten.mm`.
+    /// Name for people: `aten.mm`.
     pub name: String,
-    /// How long it runs when everything it uses is there.
+    /// Duration of the op when everything it uses is there.
     #[serde(rename = "duration_ns")]
     pub duration: Nanos,
     /// Hash over the op, its shapes and its aliasing: a plan applies only while these match.
@@ -168,7 +168,7 @@ pub struct Op {
 /// One iteration of a training loop in its steady state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trace {
-    /// For people: the model and its settings.
+    /// Name for people: the model and its settings.
     pub name: String,
     /// Every storage, in the order that [`PlanStorage`] counts.
     pub storages: Vec<Storage>,
@@ -223,7 +223,7 @@ impl Trace {
         })
     }
 
-    /// Whether every reference is in range and every storage is born before it is used and used
+    /// Checks that every reference is in range and every storage is born before it is used and used
     /// before it dies. Everything in this crate expects a trace that passed.
     pub fn validate(&self) -> Result<(), TraceError> {
         validate::validate(self)
@@ -234,7 +234,8 @@ impl Trace {
         &self.storages[index.0 as usize]
     }
 
-    /// What people call a storage: its name, or the op that made it; and which part of it it is.
+    /// Returns the label of a storage: its name, or the op that made it; and which part of it it
+    /// is.
     pub fn label(&self, storage: PlanStorage) -> String {
         let Storage { identity, part, .. } = self.storage(storage);
         let whole = match identity {
@@ -250,7 +251,7 @@ impl Trace {
         }
     }
 
-    /// Whether some of its storages are parts of storages.
+    /// Returns whether some of its storages are parts of storages.
     pub fn is_in_parts(&self) -> bool {
         self.storages.iter().any(|storage| storage.part.is_some())
     }

@@ -33,7 +33,7 @@ fn other_formats_and_versions_are_refused() {
     assert!(matches!(Trace::from_json(&misspelt), Err(TraceError::Json(_))));
 }
 
-/// What the error says about a trace after `change`.
+/// Returns the error of a trace after `change`.
 fn refusal(change: impl FnOnce(&mut Trace)) -> String {
     let mut trace = training(2, 10, 10, 5);
     change(&mut trace);

@@ -1,4 +1,4 @@
-//! Whether a trace makes sense, said with the op and the storage that do not.
+//! True if a trace makes sense, said with the op and the storage that do not.
 
 use super::{FORMAT, Identity, PlanStorage, Trace, VERSION};
 use crate::units::OpIndex;
@@ -7,10 +7,11 @@ use std::collections::HashMap;
 /// Sizes and durations beyond this (9 PB, 104 days) are corrupt input; sums of them stay exact.
 const MAXIMUM: u64 = 1 << 53;
 
-/// Twice this many ops still fit [`OpIndex`], so that times can be unrolled over two iterations.
+/// Limit of ops: twice this many ops still fit [`OpIndex`], so that times can be unrolled over two
+/// iterations.
 const OPS_MAXIMUM: usize = 1 << 30;
 
-/// Why a trace cannot be used.
+/// The reason why a trace cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The text is not JSON of the right shape.
@@ -19,7 +20,7 @@ pub enum TraceError {
     /// JSON, but something else.
     #[error("not a trace: its format field says {found:?}, expected {FORMAT:?}")]
     NotATrace {
-        /// What the file calls itself.
+        /// Format that the file names.
         found: String,
     },
     /// Written by another version.
@@ -31,18 +32,18 @@ pub enum TraceError {
     /// A trace without ops describes no iteration.
     #[error("the trace has no ops")]
     Empty,
-    /// More ops or storages than indices allow.
+    /// The trace has more ops or storages than indices allow.
     #[error("the trace has {count} {what}, at most {OPS_MAXIMUM} are possible")]
     TooMany {
         /// Ops or storages.
         what: &'static str,
-        /// How many there are.
+        /// Number of them in the trace.
         count: usize,
     },
     /// A size or the iteration's time that no machine has.
     #[error("{what} is {value}, more than {MAXIMUM}: the trace is corrupt")]
     TooLarge {
-        /// Whose.
+        /// Owner of the index.
         what: String,
         /// The figure.
         value: u64,
@@ -56,7 +57,7 @@ pub enum TraceError {
         name: String,
         /// The reference.
         storage: PlanStorage,
-        /// How many storages there are.
+        /// Number of storages.
         count: usize,
     },
     /// Two storages with one identity: a plan row could not tell them apart.
@@ -64,9 +65,9 @@ pub enum TraceError {
     Duplicate {
         /// The first of them.
         first: PlanStorage,
-        /// The other.
+        /// Storage of the same identity.
         second: PlanStorage,
-        /// What both are called.
+        /// Identity of both.
         identity: String,
     },
     /// A storage's life contradicts itself.
@@ -78,9 +79,9 @@ pub enum TraceError {
         name: String,
         /// The storage.
         storage: PlanStorage,
-        /// What it is called.
+        /// Identity of the storage.
         identity: String,
-        /// What is wrong.
+        /// Description of the error.
         what: &'static str,
     },
     /// A storage claims to be made by an op that does not make it.
@@ -88,12 +89,12 @@ pub enum TraceError {
     NeverBorn {
         /// The storage.
         storage: PlanStorage,
-        /// What it is called.
+        /// Identity of the storage.
         identity: String,
     },
 }
 
-/// What has been seen of a storage's life, walking the ops in order.
+/// Life of a storage as seen so far, walking the ops in order.
 #[derive(Clone, Copy, Default)]
 struct Life {
     born: Option<usize>,

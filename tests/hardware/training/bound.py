@@ -22,8 +22,8 @@ class Bounds:
         self.why_not = f"no bound: {' and '.join(missing)} missing" if missing else None
 
     def machine(self, folder, data_path, direct):
-        """What the devices behind a folder do, and the GPU's link: a machine without its memory, as tidelog-plan writes
-        it.
+        """Measures the devices behind a folder, and the GPU's link: a machine without its memory, as tidelog-plan
+        writes it.
         """
         with tempfile.TemporaryDirectory(prefix="tidelog-bench-", dir=folder) as scratch:
             runs = []
@@ -46,7 +46,7 @@ class Bounds:
             return self._calibrated(*runs, "--memory", "1GiB")
 
     def _calibrated(self, *arguments):
-        """With the GPU's link, where the kernel says how wide that is; virtual machines do not."""
+        """Calibrates a machine with the GPU's link, where the kernel says how wide that is; virtual machines do not."""
         if self._gpu_at:
             try:
                 return json.loads(self._run(self._plan, "calibrate", *arguments, "--gpu-at", self._gpu_at))
@@ -55,7 +55,7 @@ class Bounds:
         return json.loads(self._run(self._plan, "calibrate", *arguments))
 
     def seconds(self, trace, machine, limit, staging):
-        """The shortest that any policy could make the traced step with so many bytes of memory."""
+        """The shortest time that any policy could make the traced step take, with `limit` bytes of memory."""
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump({**machine, "memory": limit, "staging": staging}, file)
             file.flush()

@@ -27,7 +27,7 @@ LEARNING_RATE = 3e-4
 
 
 class Lacking(Exception):
-    """This machine cannot run it, and why."""
+    """Error of a run that this machine cannot do, with the reason."""
 
 
 def run_plain(arguments):
@@ -207,7 +207,7 @@ def one_rank(backend):
 
 
 def is_direct(folder):
-    """Whether files there can be read past the page cache; memory-backed ones cannot on older kernels."""
+    """Returns whether files there can be read past the page cache; memory-backed ones cannot on older kernels."""
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         try:
             os.close(os.open(file.name, os.O_RDWR | os.O_DIRECT))

@@ -1,14 +1,14 @@
-//! Where a caller's decisions come from.
+//! Source of a caller's decisions.
 
 use crate::sim::Random;
 
 /// Decisions, one after the other.
 pub enum Choices {
-    /// Those of a seed; they never end.
+    /// Decisions of a seed; they never end.
     Seeded(Random),
-    /// Those that somebody else has made, as bytes, and numbers for what is no decision.
+    /// Decisions that somebody else has made, as bytes, and numbers for what is no decision.
     Given {
-        /// What is left of them, the next one last.
+        /// Remaining bytes, the next one last.
         bytes: Vec<u8>,
         /// Numbers that decide nothing but which bytes a tensor has.
         contents: Random,
@@ -26,7 +26,7 @@ impl Choices {
         Self::Given { bytes: bytes.iter().rev().copied().collect(), contents: Random::new(1) }
     }
 
-    /// Whether none is left.
+    /// Returns whether none is left.
     pub fn are_over(&self) -> bool {
         matches!(self, Self::Given { bytes, .. } if bytes.is_empty())
     }
@@ -44,7 +44,7 @@ impl Choices {
         }
     }
 
-    /// Whether something happens that does so `chance` times of 100.
+    /// Returns whether something happens that does so `chance` times of 100.
     pub fn percent(&mut self, chance: u64) -> bool {
         chance > 0 && self.below(100) < chance
     }

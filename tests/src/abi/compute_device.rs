@@ -1,4 +1,4 @@
-//! Where a framework's storages are: on the heap, or on a GPU whose stream writes them some time
+//! Device of a framework's storages: on the heap, or on a GPU whose stream writes them some time
 //! later.
 
 use std::ffi::c_void;
@@ -50,7 +50,7 @@ impl ComputeDevice {
         }
     }
 
-    /// What happens when everything is done that was asked of the GPU so far.
+    /// Returns an event behind all work that was given to the GPU so far.
     pub(super) fn now(&self) -> Option<Event> {
         let Self::Gpu(compute) = self else { return None };
         let event = Event::new(&compute.gpu).unwrap();
@@ -58,7 +58,7 @@ impl ComputeDevice {
         Some(event)
     }
 
-    /// What is asked of the GPU from now on comes after that.
+    /// Makes later work of the GPU wait for an event.
     pub(super) fn wait_for(&self, event: Option<&Event>) {
         if let (Self::Gpu(compute), Some(event)) = (self, event) {
             compute.stream.wait_for(event).unwrap();
@@ -86,8 +86,8 @@ impl Room {
         }
     }
 
-    /// Fills it with the bytes of `seed`, on a GPU some time before what is asked of its stream
-    /// next. No transfer may be using it.
+    /// Fills the storage with the bytes of `seed`, on a GPU some time before what is asked of its
+    /// stream next. No transfer may be using it.
     pub(super) fn fill(&mut self, seed: u64, size: usize) {
         match self {
             Self::Host(memory) => memory.fill(seed),

@@ -31,7 +31,7 @@ pub fn last_error() -> String {
 
 /// A fresh folder that is removed again.
 pub struct Folder(
-    /// Where it is.
+    /// Path of the folder.
     pub PathBuf,
 );
 
@@ -44,7 +44,7 @@ impl Folder {
         Self(path)
     }
 
-    /// Its path, as C takes it.
+    /// Returns the path as C takes it.
     pub fn text(&self) -> CString {
         CString::new(self.0.to_str().unwrap()).unwrap()
     }
@@ -56,7 +56,7 @@ impl Drop for Folder {
     }
 }
 
-/// Where the part begins that a request is about.
+/// Returns the start of the part that a request is about.
 fn part_begin(session: u64, action: &tide_action) -> usize {
     let mut begin = 0;
     // SAFETY: one number of ours.
@@ -65,39 +65,38 @@ fn part_begin(session: u64, action: &tide_action) -> usize {
     begin as usize
 }
 
-/// How a framework learns what a session asks for.
+/// Delivery of a session's requests to a framework.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub enum Delivery {
-    /// It takes request after request.
+    /// Pull: the framework takes request after request.
     #[default]
     Pulled,
     /// The session calls back.
     Callbacks,
 }
 
-/// How faithfully the framework does what it is asked for.
+/// Fidelity of the framework to requests.
 #[derive(Clone, Copy, Default)]
 pub struct CallerBehaviour {
-    /// Of 100 requests, how many are taken twice before they are reported done.
+    /// Percentage of requests that are taken twice before they are reported done.
     pub redelivered: u64,
-    /// Of 100, how many to move or allocate are answered with 0.
+    /// Percentage of requests to move or allocate that are answered with 0.
     pub refused: u64,
-    /// Of 100, how many are preceded by a report under another number.
+    /// Percentage of requests that are preceded by a report under another number.
     pub misreported: u64,
-    /// Whether its storages are on GPU 0, and not in host memory.
+    /// True if the storages are on GPU 0, and not in host memory.
     pub gpu: bool,
-    /// Whether they go by cuFile.
+    /// True if transfers go by cuFile.
     pub gds: bool,
     /// Host memory that takes a GPU's storages first, in bytes.
     pub host_memory: u64,
-    /// Whether parts of storages may move.
+    /// True if parts of storages may move.
     pub parts: bool,
-    /// How it learns what the session asks for.
+    /// Delivery of the session's requests.
     pub delivery: Delivery,
-    /// Of 100 callbacks, how many end the call that has called them.
+    /// Percentage of callbacks that end the call that has called them.
     pub interrupted: u64,
-    /// Of 100 times that an op runs, or a request is being done, in how many another op runs
-    /// inside.
+    /// Percentage of running ops and requests inside of which another op runs.
     pub nested: u64,
 }
 
@@ -106,9 +105,9 @@ const DEPTH_MAX: u32 = 3;
 
 /// A session and the framework's side of it.
 pub struct Framework {
-    /// Its handle.
+    /// The handle.
     pub session: u64,
-    /// What the session may hold in memory.
+    /// Budget of the session.
     pub budget: u64,
     choices: Choices,
     manners: CallerBehaviour,
@@ -117,17 +116,17 @@ pub struct Framework {
     /// Memory of storages that died with a transfer in flight: kept until the session is closed.
     parked: Vec<(Option<Room>, [Option<Event>; 2])>,
     parked_numbers: BTreeSet<u32>,
-    /// How many ops and requests are around what is done now.
+    /// Number of ops and requests around the present one.
     depth: u32,
     /// Bytes of outputs that ops around may make yet.
     granted: Vec<usize>,
-    /// What the requests are about that it is in the middle of.
+    /// Storages of the requests in progress.
     in_hand: Vec<u32>,
-    /// What ops around use.
+    /// Storages that ops around use.
     used: Vec<u32>,
     births: Vec<tide_birth>,
     deaths: Vec<u32>,
-    /// That of the pool, if it has one.
+    /// Folder of the pool, if it has one.
     _folder: Option<Folder>,
 }
 
@@ -200,7 +199,7 @@ impl Framework {
         self.storages.keys().copied().collect()
     }
 
-    /// Whether it may decline what it is asked for.
+    /// Returns whether the framework may decline what it is asked for.
     pub fn may_refuse(&self) -> bool {
         self.manners.refused > 0
     }
@@ -222,7 +221,7 @@ impl Framework {
         (self.first_number()..u32::MAX).find(|&number| self.is_free(number)).unwrap()
     }
 
-    /// The same, not one that an op around is about to give.
+    /// Returns a free number inside ops, which none of them is about to give.
     fn free_number_inside(&self) -> u32 {
         let first = self.first_number() + (self.depth << 10);
         (first..u32::MAX).find(|&number| self.is_free(number)).unwrap()
@@ -305,7 +304,7 @@ impl Framework {
         panic!("the session never came to an end");
     }
 
-    /// How many milliseconds it waits at most. An asynchronous use may end first.
+    /// Returns the limit of the wait in milliseconds. An asynchronous use may end first.
     pub(super) fn about_to_wait(&mut self) -> u32 {
         self.sync();
         let used = self.storages.iter().find(|(_, storage)| storage.async_use);
@@ -392,7 +391,7 @@ impl Framework {
         if is_unknown { before } else { self.device.now() }
     }
 
-    /// What a callback returns where it has not failed.
+    /// Returns the result of a callback that has not failed.
     pub(super) fn end_of_callback(&mut self) -> i32 {
         self.sync();
         if self.choices.percent(self.manners.interrupted) { TIDE_INTERRUPTED } else { TIDE_READY }
@@ -683,7 +682,7 @@ impl Framework {
         self.told_by(tide_session_stats)
     }
 
-    /// What the plan's simulation makes of the last step; null where that followed none.
+    /// Returns the plan's simulation of the last step; null where that followed none.
     pub fn simulated(&self) -> serde_json::Value {
         self.told_by(tide_session_simulate)
     }

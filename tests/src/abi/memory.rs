@@ -15,9 +15,9 @@ pub(super) fn content(seed: u64, size: usize) -> Vec<u8> {
 
 /// Memory that a device may write while a caller holds it, so never a slice for longer than a look.
 pub struct Memory {
-    /// Where it is.
+    /// Address of the memory.
     pub address: *mut u8,
-    /// How many bytes it has.
+    /// Size in bytes.
     pub size: usize,
 }
 
@@ -27,7 +27,7 @@ impl Memory {
         Self { address: Box::into_raw(vec![byte; size].into_boxed_slice()).cast(), size }
     }
 
-    /// Fills it with the bytes of `seed`. No transfer may be using it.
+    /// Fills the memory with the bytes of `seed`. No transfer may be using it.
     pub fn fill(&mut self, seed: u64) {
         // SAFETY: ours, and no transfer is writing or reading it: callers fill only what is
         // settled.
@@ -35,7 +35,7 @@ impl Memory {
         bytes.copy_from_slice(&content(seed, self.size));
     }
 
-    /// What it holds. No transfer may be writing it.
+    /// Returns the contents. No transfer may be writing it.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: ours, and nothing writes it: callers look only at what is settled.
         unsafe { std::slice::from_raw_parts(self.address, self.size) }

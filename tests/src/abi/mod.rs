@@ -27,8 +27,8 @@ pub use memory::Memory;
 pub use pool::{open_pool, pool_options, try_open_pool, try_open_pool_with, walk_pool};
 pub use session::walk_session;
 
-/// What every function that takes a handle returns for this one. All other arguments are null or
-/// nothing, so that whoever looks at them before the handle shows.
+/// Returns the statuses by which all functions that take a handle refuse a stale one. All other
+/// arguments are null or nothing, so that whoever looks at them before the handle shows.
 pub fn statuses_of_a_stale(handle: u64) -> Vec<i32> {
     // SAFETY: null is what the functions must withstand; a stale handle lets them reach no memory.
     unsafe {

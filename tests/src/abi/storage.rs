@@ -14,15 +14,15 @@ pub(super) struct FrameworkStorage {
     pub(super) size: usize,
     pub(super) seed: u64,
     pub(super) memory: Option<Room>,
-    /// When the memory may be touched, by a transfer or by the stream.
+    /// Event after which the memory may be touched, by a transfer or by the stream.
     pub(super) after: Option<Event>,
-    /// Behind the last kernel that is known to use it.
+    /// Event behind the last kernel that is known to use it.
     pub(super) last_use: Option<Event>,
     /// A transfer may touch the memory.
     pub(super) in_flight: bool,
-    /// Where the parts begin that are out, with their bytes.
+    /// Starts of the parts that are out, with their bytes.
     pub(super) out: BTreeMap<usize, usize>,
-    /// Where the parts begin that a transfer may touch.
+    /// Starts of the parts that a transfer may touch.
     pub(super) moving: BTreeSet<usize>,
     pub(super) pins: u32,
     /// An op that has ended uses it still.
@@ -30,12 +30,12 @@ pub(super) struct FrameworkStorage {
 }
 
 impl FrameworkStorage {
-    /// Whether a transfer may touch its memory.
+    /// Returns whether a transfer may touch its memory.
     pub(super) fn moves(&self) -> bool {
         self.in_flight || !self.moving.is_empty()
     }
 
-    /// Its bytes that are in memory.
+    /// Returns the bytes that are in memory.
     pub(super) fn held(&self) -> usize {
         let size = self.memory.as_ref().map_or(0, |_| self.size);
         size - self.out.values().sum::<usize>()

@@ -25,13 +25,13 @@ struct Arguments {
     /// The data path: uring, uring-cmd, posix or spdk.
     #[arg(long, default_value = "uring")]
     path: String,
-    /// The same devices as the kernel names them, if it has them as well.
+    /// Kernel's names of the devices, if it has them as well.
     #[arg(long)]
     elsewhere: Option<String>,
-    /// What the devices hold may be lost.
+    /// Allow losing what the devices hold.
     #[arg(long)]
     overwrite: bool,
-    /// Only look whether what the rows left there, by whatever path, is found. Needs --row.
+    /// Check only whether what the rows left there, by whatever path, is found. Needs --row.
     #[arg(long, requires = "row")]
     find: bool,
     /// The rows of devices that place data by handles (FDP) instead.
@@ -52,11 +52,11 @@ struct Arguments {
     /// A shell command that undoes it.
     #[arg(long, default_value = "true")]
     end: String,
-    /// Whether operations fail of it.
+    /// Notice that the pool takes of it.
     #[arg(long, value_enum, default_value = "always")]
     noticed: Noticed,
-    /// What devices may answer then, separated by commas: ENODEV, or type and code of an NVMe
-    /// status, as in 2:80.
+    /// Statuses that devices may return then, separated by commas: ENODEV, or type and code of an
+    /// NVMe status, as in 2:80.
     #[arg(long, value_delimiter = ',')]
     statuses: Vec<InjectedStatus>,
     /// The name of what happens.
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
     exit_code("tidelog-conformance", run(&arguments))
 }
 
-/// Whether all rows are as they must be.
+/// Returns whether all rows are as they must be.
 fn run(arguments: &Arguments) -> Result<bool, Failure> {
     if !arguments.overwrite && !arguments.find {
         return Err("the devices would lose what they hold; pass --overwrite if they may".into());

@@ -17,14 +17,14 @@ struct Arguments {
 enum Command {
     /// Writes one good example of everything that is fuzzed, as FOLDER/TARGET/seed-NAME
     Seeds {
-        /// Where the corpus is
+        /// Folder of the corpus
         folder: PathBuf,
     },
     /// Runs inputs of a target one after the other; ends in a panic where one breaks a rule
     Replay {
         /// The target
         target: String,
-        /// Its inputs
+        /// The inputs
         #[arg(required = true)]
         inputs: Vec<PathBuf>,
     },

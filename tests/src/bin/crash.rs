@@ -21,10 +21,10 @@ use tidelog_tests::victim::{self, Failure, open_options};
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// How often to kill, on each kind of pool.
+    /// Number of kills on each kind of pool.
     #[arg(long, default_value_t = 100)]
     runs: u64,
-    /// Where to make the pools.
+    /// Directory of the pools.
     #[arg(long, default_value = "target/crash")]
     directory: PathBuf,
     /// Decides the moments.
@@ -47,8 +47,8 @@ const DEVICE_SIZE: ByteCount = ByteCount::mib(24);
 const LIFE_MAX_MICROS: u64 = 40_000;
 /// Tensors that make checkpoints long: some MiB, most of it in segments.
 const FILLERS: u64 = 3000;
-/// Where checkpoints are long, every other victim dies within this from its start, since opening
-/// writes one.
+/// Longest time from its start in which every other victim dies where checkpoints are long, since
+/// opening writes one.
 const OPENING_MAX_MICROS: u64 = 60_000;
 
 fn main() -> ExitCode {

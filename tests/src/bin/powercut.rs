@@ -28,39 +28,39 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Part {
-    /// In the machine: formats the devices, which lose what they hold, and commits.
+    /// Run in the machine: formats the devices, which lose what they hold, and commits.
     Commit {
         /// The devices of the pool, separated by commas.
         devices: String,
         /// A device on the same disk, where each commit is noted once it has returned.
         notes: PathBuf,
-        /// How many commits.
+        /// Number of commits.
         #[arg(long, default_value_t = 150)]
         commits: u64,
         /// The engine's flushes do not reach the devices: then images must lose tensors.
         #[arg(long)]
         skip_flushes: bool,
-        /// What the devices and the notes hold may be lost.
+        /// Allow losing what the devices and the notes hold.
         #[arg(long)]
         overwrite: bool,
     },
-    /// On the host: rebuilds images and looks at each.
+    /// Run on the host: rebuilds images and looks at each.
     Rebuild {
-        /// What QEMU's blklogwrites driver recorded.
+        /// Log of QEMU's blklogwrites driver.
         log: PathBuf,
-        /// Where the pool's devices lie on the disk: START+LENGTH in bytes, separated by commas.
+        /// Ranges of the pool's devices on the disk: START+LENGTH in bytes, separated by commas.
         #[arg(long)]
         devices: String,
-        /// Where the notes lie.
+        /// Range of the notes.
         #[arg(long)]
         notes: String,
-        /// How many moments.
+        /// Number of moments.
         #[arg(long, default_value_t = 1000)]
         images: usize,
         /// Decides the moments and what survives.
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// Where to make the images. It must not exist, and is removed in the end.
+        /// Directory of the images. It must not exist, and is removed in the end.
         #[arg(long, default_value = "target/powercut")]
         directory: PathBuf,
         /// Ignores flushes, as a disk that lies does: then something must be lost, or the test sees
@@ -101,7 +101,7 @@ fn main() -> ExitCode {
 #[repr(align(4096))]
 struct Block([u8; 4096]);
 
-/// Why images must have lost something, if they must.
+/// The reason why images must have lost something, if they must.
 #[derive(Clone, Copy)]
 struct Loses {
     blind: bool,

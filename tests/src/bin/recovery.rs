@@ -1,4 +1,4 @@
-//! What opening a pool costs: `tidelog-recovery --tensors 1000000`.
+//! Measures the cost of opening a pool: `tidelog-recovery --tensors 1000000`.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -26,13 +26,13 @@ struct Arguments {
     /// Bytes of a pool, in GiB.
     #[arg(long, default_value_t = 64)]
     gib: u64,
-    /// Where to make the pools.
+    /// Directory of the pools.
     #[arg(long, default_value = "target/recovery")]
     directory: PathBuf,
-    /// What opening the largest pool may take, in seconds.
+    /// Limit of the time to open the largest pool, in seconds.
     #[arg(long, default_value_t = 2.0)]
     limit: f64,
-    /// How often to open each pool.
+    /// Number of times to open each pool.
     #[arg(long, default_value_t = 5)]
     opens: usize,
     /// Leave the largest pool in place, as after a kill.
@@ -122,9 +122,9 @@ struct Measured {
     segments: u32,
     filled: Duration,
     emptied: Duration,
-    /// With a change log to replay.
+    /// Cost with a change log to replay.
     killed: Cost,
-    /// From the checkpoint alone.
+    /// Cost from the checkpoint alone.
     again: Cost,
 }
 
@@ -212,7 +212,7 @@ fn copy_head(path: &Path, length: u64) -> Result<Vec<u8>, Failure> {
     Ok(bytes)
 }
 
-/// What one open took.
+/// Cost of one open.
 #[derive(Clone, Copy)]
 struct Cost {
     wall: Duration,
@@ -255,7 +255,7 @@ fn open_once(devices: &str) -> Result<String, Failure> {
     Ok(format!("{wall} {} {resident} {peak} {tensors}", cpu_nanos()?))
 }
 
-/// What the threads of this process have run for.
+/// Returns the processor time of the threads of this process.
 fn cpu_nanos() -> Result<u64, Failure> {
     let mut nanos = 0;
     for thread in std::fs::read_dir("/proc/self/task")? {

@@ -16,7 +16,7 @@ use tidelog_tests::sim::{Figures, Script, Violation, run, shrink};
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// How many seeds to run.
+    /// Number of seeds to run.
     #[arg(long, default_value_t = 200)]
     seeds: u64,
     /// The first of them.

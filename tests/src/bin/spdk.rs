@@ -1,4 +1,4 @@
-//! What must be so on the data path spdk alone, on controllers of one's own: `tidelog-spdk`.
+//! Rows that hold on the data path spdk alone, on controllers of one's own: `tidelog-spdk`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -52,11 +52,11 @@ enum Part {
         /// The PCI address of the other device.
         #[arg(long)]
         address: String,
-        /// Which of its BARs.
+        /// BAR of the device.
         #[arg(long)]
         bar: u8,
     },
-    /// On the other side of that memory, before: fills it.
+    /// Fill the memory, on its other side, before the row.
     PeerFill {
         /// The file behind it.
         file: PathBuf,
@@ -64,7 +64,7 @@ enum Part {
         #[arg(long)]
         seed: u64,
     },
-    /// On the other side of that memory, afterwards: compares every byte.
+    /// Compare every byte of the memory, on its other side, after the row.
     PeerVerify {
         /// The file behind it.
         file: PathBuf,
@@ -79,11 +79,11 @@ enum Part {
         /// The PCI address of the other device.
         #[arg(long)]
         address: String,
-        /// Which of its BARs.
+        /// BAR of the device.
         #[arg(long)]
         bar: u8,
     },
-    /// On the other side of that memory, before: fills it.
+    /// Fill the memory, on its other side, before the row.
     TensorsFill {
         /// The file behind it.
         file: PathBuf,
@@ -91,7 +91,7 @@ enum Part {
         #[arg(long)]
         seed: u64,
     },
-    /// On the other side of that memory, afterwards: compares every byte.
+    /// Compare every byte of the memory, on its other side, after the row.
     TensorsVerify {
         /// The file behind it.
         file: PathBuf,
@@ -107,7 +107,8 @@ enum Part {
         #[arg(long)]
         format: bool,
     },
-    /// On a controller that completes a read each second: an abort of the next one reaches it.
+    /// Abort a read on a controller that completes a read each second: an abort of the next one
+    /// reaches it.
     Slow {
         /// The controller.
         device: String,
@@ -125,7 +126,7 @@ fn main() -> ExitCode {
     exit_code("tidelog-spdk", run(&arguments))
 }
 
-/// Whether all rows are as they must be.
+/// Returns whether all rows are as they must be.
 fn run(arguments: &Arguments) -> Result<bool, Failure> {
     let _watchdog = Watchdog::watch("the rows of spdk", COMMAND_TIMEOUT * 120);
     let pages = match arguments.pages.as_str() {

@@ -8,11 +8,11 @@ use super::{Failure, Row, Stage};
 use crate::sim::Content;
 use crate::victim::read_range;
 
-/// What is so on such devices. They lose what they hold.
+/// Rows for devices on which discards fail. They lose what they hold.
 pub const WHERE_DISCARDS_FAIL: &[Row] =
     &[("a discard that fails is told, and the pool is written as before", it_is_only_advice)];
 
-/// More than the free segments that a pool of a few hundred MiB has.
+/// Limit of discards, more than the free segments that a pool of a few hundred MiB has.
 const DISCARDS_MAX: u32 = 10_000;
 
 fn it_is_only_advice(stage: &Stage) -> Result<String, Failure> {

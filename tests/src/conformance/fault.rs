@@ -1,5 +1,5 @@
-//! Something happens to a device under load, and is undone: nothing hangs, no answer is wrong, and
-//! what was acknowledged is there.
+//! Fault of a device under load, and its repair: nothing hangs, no answer is wrong, and what was
+//! acknowledged is there.
 
 use std::process::Command;
 use std::str::FromStr;
@@ -12,20 +12,20 @@ use super::{Failure, Stage};
 use crate::load::{Failure as Unanswered, Ledger, Load, LoadOptions};
 use crate::machine::Watchdog;
 
-/// What happens, as commands for a shell.
+/// Fault, as commands for a shell.
 #[derive(Clone, Debug)]
 pub struct Fault {
-    /// Makes it happen.
+    /// Command that makes the fault happen.
     pub begin: String,
-    /// Undoes it, after the pool was closed.
+    /// Command that undoes the fault, after the pool was closed.
     pub end: String,
-    /// Whether the pool notices.
+    /// Notice that the pool takes.
     pub noticed: Noticed,
-    /// What devices may answer then, and nothing else.
+    /// Statuses that devices may return then, and no other.
     pub statuses: Vec<InjectedStatus>,
 }
 
-/// What a device returns, as a plan names it: `ENODEV`, or the type and the code of an NVMe status,
+/// Status of a device, as a plan names it: `ENODEV`, or the type and the code of an NVMe status,
 /// `2:80`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InjectedStatus {
@@ -72,14 +72,14 @@ const ERRNOS: [(&str, i32); 6] = [
     ("ETIMEDOUT", libc::ETIMEDOUT),
 ];
 
-/// Whether operations fail.
+/// Notice of a fault: failed operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Noticed {
-    /// They must.
+    /// Devices must return it.
     Always,
-    /// Only what happens to be in flight just then.
+    /// Devices may return it for operations in flight.
     Perhaps,
-    /// They must not: the kernel retries by itself.
+    /// Devices must not return it: the kernel retries by itself.
     Never,
 }
 
@@ -93,7 +93,7 @@ const RETURN: Duration = Duration::from_secs(240);
 const LIMIT: Duration = Duration::from_secs(480);
 
 impl Fault {
-    /// Lets it happen to an empty pool under load. Returns what was seen.
+    /// Makes the fault happen to an empty pool under load. Returns what was seen.
     ///
     /// # Errors
     /// A wrong answer, a loss, or a fault that had to be noticed and was not (or the other way
@@ -158,7 +158,7 @@ impl Fault {
 }
 
 impl Fault {
-    /// What devices answered is among what they may answer. Says how many failures told of it.
+    /// Checks that each device returned an expected status. Says how many failures told of it.
     fn expect_answers(&self, failures: &[Unanswered]) -> Result<usize, Failure> {
         let mut answered = 0;
         for failure in failures {

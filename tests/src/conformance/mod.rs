@@ -1,4 +1,4 @@
-//! What the engine must do on every data path and device: the same rows whatever they are, on
+//! Conformance of the engine on every data path and device: the same rows whatever they are, on
 //! devices that the caller passes and that lose what they hold.
 
 mod discards;
@@ -24,7 +24,7 @@ pub use crate::victim::Failure;
 /// One thing that must be so: its name, and what shows it. Returns a fact worth printing.
 pub type Row = (&'static str, fn(&Stage) -> Result<String, Failure>);
 
-/// What a row returns that has nothing to do here begins like this.
+/// Prefix of the result of a row that has nothing to do.
 pub const NOTHING_TO_DO: &str = "nothing to do: ";
 
 /// The line that says how a row ended, as `tests/nvme-vm/run.sh` counts them.
@@ -44,7 +44,8 @@ pub fn told(name: &str, result: &Result<String, Failure>) -> bool {
     result.is_ok()
 }
 
-/// How a program ends whose rows were all as they must be, or not, or could not be run.
+/// Returns the exit code of a program whose rows were all as they must be, or not, or could not be
+/// run.
 pub fn exit_code(program: &str, all_well: Result<bool, Failure>) -> ExitCode {
     match all_well {
         Ok(true) => ExitCode::SUCCESS,
@@ -63,9 +64,10 @@ pub struct Stage {
     pub specs: Vec<DeviceSpec>,
     /// The data path, which must be the one that runs.
     pub path: PathKind,
-    /// What opens it, where it is none of the engine's.
+    /// Backend that opens it, where it is none of the engine's.
     pub backend: Option<Arc<dyn Backend>>,
-    /// The same devices as another path knows them: for spdk, whose names the kernel does not know.
+    /// Names of the devices as another path knows them: for spdk, whose names the kernel does not
+    /// know.
     pub elsewhere: Option<Vec<DeviceSpec>>,
 }
 
@@ -96,7 +98,7 @@ impl Stage {
         self.open_by(&self.specs, self.path, OpenOptions::default())
     }
 
-    /// The same, for tensors of a GPU, and nothing but the test writes.
+    /// Opens the pool for tensors of a GPU, and nothing but the test writes.
     ///
     /// # Errors
     /// It cannot be opened, or another path runs.
@@ -105,7 +107,7 @@ impl Stage {
         self.open_by(&self.specs, self.path, options)
     }
 
-    /// The same, and nothing but the test writes.
+    /// Opens the pool while nothing but the test writes.
     fn open_alone(&self) -> Result<Pool, Failure> {
         let alone = OpenOptions { housekeeping: None, ..OpenOptions::default() };
         self.open_by(&self.specs, self.path, alone)

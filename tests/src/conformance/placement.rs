@@ -12,13 +12,13 @@ use tidelog_engine::units::ByteCount;
 
 use super::{Failure, Row, STRIPE_UNIT, Stage};
 
-/// What is so where devices place data by handles. They lose what they hold.
+/// Rows for devices that place data by handles. They lose what they hold.
 pub const PLACEMENT_ROWS: &[Row] = &[
     ("each lane writes by its own placement handle on each device", lanes_keep_apart),
     ("devices count what is written to them", devices_count_what_is_written),
 ];
 
-/// What a tensor puts on each device.
+/// Bytes of a tensor on each device.
 const ON_EACH: u64 = 8 * STRIPE_UNIT.0;
 
 /// Writes a tensor by every lane and looks where it went.
@@ -102,7 +102,7 @@ fn endurance(pool: &Pool) -> Result<Vec<Endurance>, Failure> {
     Ok(pool.endurance()?.into_iter().collect::<Result<_, _>>()?)
 }
 
-/// What each handle of each device may still write to its reclaim unit.
+/// Returns the bytes that each handle of each device may still write to its reclaim unit.
 fn remaining(pool: &Pool, devices: usize) -> Result<Vec<Vec<u64>>, Failure> {
     let of =
         |it: Endurance| it.fdp.map(|fdp| fdp.handles.iter().map(|it| it.remaining.0).collect());

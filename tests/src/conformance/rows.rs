@@ -13,7 +13,7 @@ use crate::load::{Ledger, Load, LoadOptions};
 use crate::sim::Content;
 use crate::victim::read_range;
 
-/// All of them, in order.
+/// Rows in order.
 pub const ROWS: &[Row] = &[
     ("the path that was asked for runs", the_path_runs),
     ("a share that is held is refused", a_held_share_is_refused),
@@ -27,7 +27,7 @@ pub const ROWS: &[Row] = &[
 
 /// Writes of the load.
 const LOAD: u64 = 400;
-/// What a machine that others use too may take for a load's writes.
+/// Time limit for a load's writes on a machine that others use too.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn the_path_runs(stage: &Stage) -> Result<String, Failure> {
@@ -146,7 +146,7 @@ fn another_path_reads_it(stage: &Stage) -> Result<String, Failure> {
     Ok(format!("{other}: {found}, and one back"))
 }
 
-/// What the rows leave behind is there, whichever path they went by.
+/// Checks that the rows' data is there, whichever path they went by.
 ///
 /// # Errors
 /// The pool cannot be opened, or has other tensors.

@@ -16,7 +16,7 @@ use super::index::{changes, payload};
 /// The pool's identity.
 const POOL: u128 = 5;
 
-/// More than a target's calls use up.
+/// Number of epochs, more than a target's calls use up.
 const EPOCHS_USED: u64 = 16;
 
 /// Bytes that somebody put on a device.
@@ -26,7 +26,7 @@ pub(super) struct Patch {
     pub(super) bytes: Vec<u8>,
 }
 
-/// What stands on the devices.
+/// Contents of the devices.
 pub(super) struct CorruptDevice {
     pub(super) geometry: Geometry,
     pub(super) patches: Vec<Patch>,
@@ -34,9 +34,9 @@ pub(super) struct CorruptDevice {
     checkpoints: BTreeMap<(u32, usize, u8), u64>,
     /// The highest epoch of a record, by share.
     records: BTreeMap<u32, u64>,
-    /// Whether its index may go on in segments, from the start.
+    /// True if the index may go on in segments, from the start.
     index_in_segments: bool,
-    /// Whether raw bytes lie over the metadata.
+    /// True if raw bytes lie over the metadata.
     damaged: bool,
 }
 
@@ -70,8 +70,8 @@ impl CorruptDevice {
         Ok(pool)
     }
 
-    /// Whether records lie in wait for a checkpoint to come: whoever can write such records can
-    /// write any, and a share that meets them later is refused then. So is one whose next
+    /// Returns whether records lie in wait for a checkpoint to come: whoever can write such records
+    /// can write any, and a share that meets them later is refused then. So is one whose next
     /// checkpoint is of the first epoch that no share can have.
     pub(super) fn lies_in_wait(&self) -> bool {
         let waits = |(share, epoch): (&u32, &u64)| {
@@ -147,8 +147,8 @@ impl CorruptDevice {
         Ok(())
     }
 
-    /// Whether blocks of its index have checksums. A pool that is older than those is older than an
-    /// index in segments, or seals.
+    /// Returns whether blocks of its index have checksums. A pool that is older than those is older
+    /// than an index in segments, or seals.
     fn block_checksums(&self) -> bool {
         self.index_in_segments
     }
@@ -244,7 +244,7 @@ impl CorruptDevice {
     }
 }
 
-/// Mostly one of the first, sometimes one of the last there can be.
+/// Draws an epoch, mostly one of the first, sometimes one of the last there can be.
 fn epoch(words: &mut Unstructured<'_>) -> Result<u64> {
     match words.int_in_range(0..=15)? {
         0 => words.arbitrary(),

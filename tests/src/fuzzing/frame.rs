@@ -14,7 +14,7 @@ pub(super) fn seal(bytes: &mut [u8], checksum_at: usize) {
 /// A superblock's checksum stands behind its magic and version.
 pub(super) const SUPERBLOCK_CHECKSUM: usize = 12;
 
-/// Those of all other structures stand behind the magic.
+/// Offset of the checksum behind the magic, for all other structures.
 pub(super) const CHECKSUM: usize = 8;
 
 /// The words in front of a checkpoint's payload.

@@ -55,8 +55,8 @@ fn in_blocks_and_back(structure: Vec<u8>) -> Vec<u8> {
     format.take_out(blocks)
 }
 
-/// As [`run_record`], for a checkpoint; here the second byte is the number of tensors that it
-/// claims.
+/// Runs a checkpoint, as [`run_record`] runs a record; the second byte is the number of tensors
+/// that it claims.
 pub(super) fn run_checkpoint(bytes: &[u8]) {
     let Some((kind, bytes)) = bytes.split_first() else { return };
     match (kind % 3, bytes.split_first()) {

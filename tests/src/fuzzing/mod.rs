@@ -1,4 +1,4 @@
-//! What fuzzing runs: one function for each target, from any bytes at all.
+//! Functions of the fuzzer: one function for each target, from any bytes at all.
 //!
 //! A target returns where the bytes are refused or come to nothing, and panics where a rule is
 //! broken. The fuzz crate (`fuzz/`) drives these with libFuzzer, and a plain test replays the
@@ -23,9 +23,9 @@ pub use seeds::seeds;
 /// One target.
 #[derive(Clone, Copy)]
 pub struct Target {
-    /// What its binary and its corpus are called.
+    /// Name of its binary and its corpus.
     pub name: &'static str,
-    /// What runs for each input.
+    /// Function that runs for each input.
     pub run: fn(&[u8]),
 }
 

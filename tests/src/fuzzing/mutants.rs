@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use tidelog_random::Random;
 
-/// As long as `make fuzz` lets an input become.
+/// Limit of an input, as in `make fuzz`.
 const BYTES_MAX: usize = 16 << 10;
 const STEPS_MAX: u64 = 4;
 const PIECE_MAX: u64 = 64;
@@ -69,7 +69,8 @@ fn mutate(bytes: &mut Vec<u8>, other: &[u8], random: &mut Random) {
     }
 }
 
-/// Near a power of two, at the ends, or near what was there: where comparisons turn.
+/// Writes a number near a power of two, at the ends, or near what was there: where comparisons
+/// turn.
 fn write_number(bytes: &mut [u8], at: usize, random: &mut Random) {
     let width = [1, 2, 4, 8, 16][random.below(5) as usize];
     let Some(place) = bytes.get_mut(at..at + width) else { return };

@@ -18,7 +18,7 @@ use tidelog_planner::units::{Bandwidth, Bytes, Nanos, OpIndex};
 /// Longer iterations are only read: planning them takes its time and shows nothing new.
 const LENGTH_MAX: usize = 64;
 
-/// So many times as large the trace's storages have three parts and a bit.
+/// Factor by which the trace's storages have three parts and a bit.
 const LARGE: u64 = 1 << 16;
 
 /// A trace file's text.
@@ -80,7 +80,7 @@ pub(super) fn run_plan(bytes: &[u8]) {
     }
 }
 
-/// The same for a trace whose storages are large enough to have parts.
+/// Runs plans for a trace whose storages are large enough to have parts.
 fn run_plan_in_parts(mut file: PlanFile) {
     let (trace, machine) = magnified(&trace(), &machine(350), LARGE);
     file.fingerprint = trace.fingerprint();

@@ -41,8 +41,8 @@ fn open(disks: &[SimDisk], share: u32) -> Result<Pool, String> {
     Pool::open(disks, &options).map_err(|error| error.to_string())
 }
 
-/// If the share opens at all, it can be audited, read, written, committed to, and (unless it is
-/// mined) opened again.
+/// Checks that a share that opens at all can be audited, read, written, committed to, and (unless
+/// it is mined) opened again.
 fn use_share(disks: &[SimDisk], share: u32, opens_again: bool) {
     let Ok(pool) = open(disks, share) else { return };
     pool.audit().expect("what was opened keeps the log's rules");
@@ -79,7 +79,8 @@ fn use_share(disks: &[SimDisk], share: u32, opens_again: bool) {
     assert_eq!(others(found), others(tensors), "nothing else has changed");
 }
 
-/// Whether the tensor could be committed: there may be no room, or another tensor in its place.
+/// Returns whether the tensor could be committed: there may be no room, or another tensor in its
+/// place.
 fn commit(pool: &Pool) -> bool {
     let mut batch = pool.batch();
     let put = batch.put(NAME, Source::from(vec![9; BYTES]), PutOptions::default());

@@ -14,7 +14,7 @@ use crate::sim::Random;
 pub struct Seed {
     /// The target's name.
     pub target: &'static str,
-    /// What the input shows.
+    /// Name of the input's purpose.
     pub name: String,
     /// The input.
     pub bytes: Vec<u8>,

@@ -37,7 +37,8 @@ fn check_superblock(block: &[u8]) {
     check_geometry(&found.geometry);
 }
 
-/// Whatever passed the checks: every structure lies where it should, and none over another.
+/// Checks a geometry that passed the checks: every structure lies where it should, and none over
+/// another.
 fn check_geometry(geometry: &Geometry) {
     geometry.check().expect("what was accepted is accepted again");
     let end = geometry.device_bytes;

@@ -23,21 +23,21 @@ pub(super) fn content(tensor: u64, version: u64, longest: u64) -> Option<Vec<u8>
     Some(bytes)
 }
 
-/// Whether the tensor is not there in this version.
+/// Returns whether the tensor is not there in this version.
 pub(super) fn is_deletion(version: u64) -> bool {
     version.is_multiple_of(DELETION_EVERY)
 }
 
-/// What a reader was given.
+/// Result of a read.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// All of this version.
+    /// Whole tensor of this version.
     Whole(u64),
     /// The beginning of a version: the reader had asked for the length of an older one.
     Beginning,
 }
 
-/// Which version of the tensor these bytes are, every one compared.
+/// Returns the version of the tensor that these bytes are, every one compared.
 pub(super) fn identify(tensor: u64, bytes: &[u8], longest: u64) -> Result<Found, String> {
     let number = |at: usize| {
         let number = bytes.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());

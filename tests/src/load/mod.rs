@@ -18,7 +18,7 @@ use crate::sim::Random;
 use content::{DELETION_EVERY, Found, content, identify, is_deletion};
 pub use record::{Failure, Record};
 
-/// What the load does.
+/// Options of the load.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadOptions {
     /// Durable tensors, and as many scratch ones, that each of two threads writes.
@@ -41,7 +41,7 @@ const WRITERS: u64 = 2;
 /// A thread that has met an error does not spin.
 const REST: Duration = Duration::from_millis(2);
 
-/// What is known of one tensor. Only its writer changes it.
+/// State of one tensor. Only its writer changes it.
 #[derive(Debug, Default)]
 struct Known {
     /// The last version whose put or commit has returned well.
@@ -50,7 +50,7 @@ struct Known {
     begun: AtomicU64,
 }
 
-/// What all threads share, and what outlives the pool.
+/// State that all threads share, and that outlives the pool.
 #[derive(Debug)]
 pub struct Ledger {
     options: LoadOptions,
@@ -67,7 +67,7 @@ impl Ledger {
         Arc::new(Self { options, durable, scratch, record: Record::default() })
     }
 
-    /// What went wrong so far, and how much did not.
+    /// Returns the record of failures and successes.
     pub fn record(&self) -> &Record {
         &self.record
     }
@@ -108,7 +108,8 @@ impl Ledger {
         }
     }
 
-    /// As [`Self::verify_durable`] for the scratch tensors of the pool that the load ran on.
+    /// Verifies the scratch tensors, as [`Self::verify_durable`] does the durable ones, of the pool
+    /// that the load ran on.
     ///
     /// # Errors
     /// As [`Self::verify_durable`], with nothing excused.
@@ -183,14 +184,14 @@ impl Load {
         Self { ledger: Arc::clone(ledger), stop, threads }
     }
 
-    /// Lets it run until so many commits and scratch puts have gone well since now, or the time is
-    /// over.
+    /// Runs the load until `writes` commits and scratch puts have gone well since now, or the time
+    /// is over.
     pub fn run(&self, writes: u64, longest: Duration) {
         let target = self.ledger.record.writes().saturating_add(writes);
         self.run_until(|record| record.writes() >= target, longest);
     }
 
-    /// Lets it run until the record is as wanted, or the time is over.
+    /// Runs the load until the record is as wanted, or the time is over.
     pub fn run_until(&self, is_enough: impl Fn(&Record) -> bool, longest: Duration) {
         let end = Instant::now() + longest;
         while !is_enough(&self.ledger.record) && Instant::now() < end {

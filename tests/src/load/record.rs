@@ -1,4 +1,4 @@
-//! What a load has met.
+//! Record of a load.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,20 +8,20 @@ use tidelog_engine::path::Status;
 use tidelog_engine::pool::{CommitError, GetError, PutError};
 use tidelog_engine::schedule::{ControlError, TransferError};
 
-/// So many messages are kept.
+/// Limit of kept messages.
 const KEPT: usize = 1000;
 
-/// Why an operation of the load did not go as it should.
+/// The reason why an operation of the load did not go as it should.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// It was refused, or failed, and said so.
+    /// The operation was refused, or failed, and said so.
     Refused {
-        /// In words.
+        /// Description in words.
         what: String,
-        /// What a device answered, where one did.
+        /// Status of a device, where one returned it.
         status: Option<Status>,
     },
-    /// It answered something that is not so: never excused.
+    /// The result is wrong: never excused.
     Wrong(String),
 }
 
@@ -30,7 +30,7 @@ impl Failure {
         Self::Refused { what: error.to_string(), status: error.status() }
     }
 
-    /// The same of a tensor that the error does not name.
+    /// Makes the failure of a tensor that the error does not name.
     pub(super) fn of(tensor: impl fmt::Display, error: &TransferError) -> Self {
         Self::Refused { what: format!("{tensor}: {error}"), status: error.status() }
     }
@@ -71,7 +71,7 @@ impl Answered for CommitError {
     }
 }
 
-/// Before anything is asked of a device.
+/// Refusal of a put, before anything is asked of a device.
 impl Answered for PutError {
     fn status(&self) -> Option<Status> {
         None
@@ -84,7 +84,7 @@ impl Answered for GetError {
     }
 }
 
-/// What the threads of a load have met.
+/// Record of the threads of a load.
 #[derive(Debug, Default)]
 pub struct Record {
     writes: AtomicU64,
@@ -118,7 +118,7 @@ impl Record {
         self.reads.load(Ordering::Relaxed)
     }
 
-    /// What did not, in the order in which it happened.
+    /// Returns the failures, in the order in which it happened.
     pub fn failures(&self) -> Vec<Failure> {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

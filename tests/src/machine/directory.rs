@@ -15,7 +15,7 @@ impl Directory {
         Self::new_in(Path::new("/var/tmp"), name)
     }
 
-    /// The same, in another folder.
+    /// Makes a directory in another folder.
     ///
     /// # Errors
     /// The operating system's.
@@ -25,7 +25,7 @@ impl Directory {
         Ok(Self(path))
     }
 
-    /// Where it is.
+    /// Returns the path.
     pub fn path(&self) -> &Path {
         &self.0
     }

@@ -41,13 +41,13 @@ const SOURCES: [&str; 10] = [
     "gdrapi.c",
 ];
 
-/// Builds it beside the program that runs: test programs that run at once may each put theirs in
-/// the place of another's.
+/// Builds the fake beside the program that runs: test programs that run at once may each put theirs
+/// in the place of another's.
 fn build() -> PathBuf {
     build_as("libfake-gpu.so", &[])
 }
 
-/// The same with other options of the compiler's, under a name.
+/// Builds the fake with other options of the compiler's, under a name.
 fn build_as(name: &str, options: &[&str]) -> PathBuf {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gds/fake");
     let program = std::env::current_exe().expect("the program has a path");
@@ -117,7 +117,7 @@ impl FakeGpu {
         unsafe { self.get::<Plan>("fake_plan")(name.as_ptr(), after, code, times) };
     }
 
-    /// What the driver says of itself: bits of status and features, nvidia-fs's version, a batch's
+    /// Sets the driver's properties: bits of status and features, nvidia-fs's version, a batch's
     /// limit, GPUs.
     pub fn driver(&self, status: u32, features: u32, major: u32, batch_max: u32, gpus: i32) {
         type Set = unsafe extern "C" fn(c_uint, c_uint, c_uint, c_uint, c_int);
@@ -125,8 +125,8 @@ impl FakeGpu {
         unsafe { self.get::<Set>("fake_driver")(status, features, major, batch_max, gpus) };
     }
 
-    /// Whether cufile.json allows compat mode, and what the library says of peer-to-peer DMA for
-    /// NVMe.
+    /// Sets whether cufile.json allows compat mode, and what the library says of peer-to-peer DMA
+    /// for NVMe.
     pub fn configure(&self, compat: bool, p2p_flags: u32) {
         type Set = unsafe extern "C" fn(bool, c_uint);
         // SAFETY: declared so in plan.c.
@@ -149,8 +149,8 @@ impl FakeGpu {
         unsafe { self.get::<Set>("cuCtxSetCurrent")((gpu + 1) as *mut c_void) };
     }
 
-    /// How the GPU comes to see what other devices write to its memory, in CUDA's numbers: its own
-    /// order, and its flushes.
+    /// Sets the means by which the GPU sees writes of other devices to its memory, in CUDA's
+    /// numbers: its own order, and its flushes.
     pub fn remote_writes(&self, ordering: i32, flushes: i32) {
         type Set = unsafe extern "C" fn(c_int, c_int);
         // SAFETY: declared so in plan.c.
@@ -163,7 +163,7 @@ impl FakeGpu {
         unsafe { self.get::<unsafe extern "C" fn(bool)>("fake_hold")(still) };
     }
 
-    /// What is before this event in its stream does not end, or goes on.
+    /// Holds an event, so that what is before it in its stream does not end, or releases it.
     pub fn hold_event(&self, event: Option<&Event>) {
         let event = event.map_or(std::ptr::null_mut(), Event::as_raw);
         // SAFETY: declared so in plan.c; the event is compared with others, and not followed.
@@ -177,7 +177,7 @@ impl FakeGpu {
         unsafe { self.get::<unsafe extern "C" fn(u64)>("fake_hang")(inode) };
     }
 
-    /// Everything that nobody may do and somebody did: how often, and the first of it.
+    /// Returns the number of violations of the API's rules, and the first of them.
     pub fn violations(&self) -> (u32, String) {
         let mut first = [0_u8; 256];
         type Get = unsafe extern "C" fn(*mut u8, usize) -> c_uint;
@@ -187,12 +187,12 @@ impl FakeGpu {
         (count, String::from_utf8_lossy(text).into_owned())
     }
 
-    /// Nobody did any of that.
+    /// Asserts that there was no violation.
     pub fn assert_lawful(&self) {
         assert_eq!(self.violations(), (0, String::new()));
     }
 
-    /// How many there are of something.
+    /// Returns the number of objects of a kind.
     pub fn count(&self, what: &str) -> u64 {
         let name = CString::new(what).unwrap();
         // SAFETY: declared so in plan.c.
@@ -212,12 +212,12 @@ impl FakeGpu {
         build_as("libfake-older.so", &["-DCUFILE_OLDER", "-Wl,-soname,libcufile-older.so"])
     }
 
-    /// Where the fake is.
+    /// Returns the path of the fake library.
     pub fn library_path(&self) -> &'static Path {
         &loaded().path
     }
 
-    /// Its GPU.
+    /// Returns the GPU.
     pub fn gpu(&self) -> Arc<Gpu> {
         Gpu::open(0).unwrap()
     }

@@ -3,7 +3,7 @@ use std::path::{Path, PathBuf};
 
 use super::Unavailable;
 
-/// A control group whose processes have only so much memory, page cache included.
+/// A control group whose processes have limited memory, page cache included.
 #[derive(Debug)]
 pub struct MemoryLimit(PathBuf);
 

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use super::{Unavailable, system};
 
-/// How a loop device is made.
+/// Options of a loop device.
 #[derive(Clone, Copy, Debug)]
 pub struct LoopOptions {
     /// Bytes of a sector: 512 or 4096.
     pub sector: u32,
-    /// Whether the file's page cache is bypassed, so that the file's errors become the device's.
+    /// True if the file's page cache is bypassed, so that the file's errors become the device's.
     pub direct: bool,
-    /// Whether it refuses writes.
+    /// True if the loop device refuses writes.
     pub read_only: bool,
     /// Bytes of the file that come before the device.
     pub offset: u64,
@@ -59,7 +59,7 @@ impl LoopDevice {
         &self.node
     }
 
-    /// What the kernel calls it.
+    /// Returns the kernel's name of the device.
     pub fn name(&self) -> &str {
         self.node.trim_start_matches("/dev/")
     }
@@ -103,7 +103,7 @@ impl LoopDevice {
         Path::new("/sys/block").join(self.name())
     }
 
-    /// Whether the kernel still has the file behind the device.
+    /// Returns whether the kernel still has the file behind the device.
     pub fn is_attached(&self) -> bool {
         self.sysfs().join("loop/backing_file").exists()
     }

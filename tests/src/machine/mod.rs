@@ -1,6 +1,6 @@
-//! What tests borrow from the machine they run on, and give back however they end: directories,
-//! loop devices, mounts, a limit on memory, other processes, a GPU that is none. Where the machine
-//! has none, a test says so and skips.
+//! Resources that tests borrow from the machine they run on, and give back however they end:
+//! directories, loop devices, mounts, a limit on memory, other processes, a GPU that is none. Where
+//! the machine has none, a test says so and skips.
 
 mod directory;
 mod fake_gpu;
@@ -27,7 +27,7 @@ pub use ran::Ran;
 pub use seccomp::without_io_uring;
 pub use watchdog::Watchdog;
 
-/// Why the machine lacks something.
+/// The reason why the machine lacks something.
 pub type Unavailable = String;
 
 /// Says that a test shows nothing here. Not by `eprintln`, which the harness hides.

@@ -64,7 +64,7 @@ impl Mount {
         Ok(Self(at.into()))
     }
 
-    /// The same of NTFS, which a program of its own mounts by FUSE.
+    /// Mounts NTFS, which a program of its own mounts by FUSE.
     ///
     /// # Errors
     /// Why this machine makes or mounts none.
@@ -75,7 +75,7 @@ impl Mount {
         Ok(Self(at.into()))
     }
 
-    /// Where.
+    /// Returns the mount point.
     pub fn path(&self) -> &Path {
         &self.0
     }

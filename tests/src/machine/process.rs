@@ -4,10 +4,10 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 
 /// Tells a process of a test that it is one, and what it is to do.
 const TOLD: &str = "TIDELOG_TEST_TOLD";
-/// What it says on its standard output, among what the test harness says.
+/// Prefix of a child's lines on its standard output, among what the test harness says.
 const SAYS: &str = "child: ";
 
-/// What this process was told, if a test started it as its [`Other`].
+/// Returns the message to this process, if a test started it as its [`Other`].
 pub fn told() -> Option<String> {
     std::env::var(TOLD).ok()
 }
@@ -20,8 +20,8 @@ pub struct Other {
 }
 
 impl Other {
-    /// Starts it: `told` is what [`told`] returns there, and `through` a program with arguments
-    /// that runs it.
+    /// Starts the process: `told` is what [`told`] returns there, and `through` a program with
+    /// arguments that runs it.
     pub fn start(test: &str, told: &str, through: &[&OsStr]) -> Self {
         let binary = std::env::current_exe().expect("this program has a file");
         let mut words = through.iter().map(OsStr::new).chain([binary.as_os_str()]);
@@ -37,7 +37,7 @@ impl Other {
         Self { child, lines }
     }
 
-    /// In that process: says something to the one that started it.
+    /// Sends a message to the process that started this one.
     pub fn say(what: impl std::fmt::Display) {
         println!("\n{SAYS}{what}");
     }
@@ -50,7 +50,7 @@ impl Other {
             .find_map(|line| line.strip_prefix(SAYS).map(str::to_owned))
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }

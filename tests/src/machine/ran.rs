@@ -3,14 +3,14 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-/// How a run of a tool ended.
+/// Result of a run of a tool.
 #[derive(Clone, Debug)]
 pub struct Ran {
-    /// Its exit code.
+    /// The exit code.
     pub code: i32,
-    /// What it printed.
+    /// Standard output.
     pub out: String,
-    /// What it said on standard error.
+    /// Standard error.
     pub err: String,
 }
 
@@ -19,7 +19,7 @@ pub struct Ran {
     reason = "a check that is passed may be all that a test wants"
 )]
 impl Ran {
-    /// Runs it without a terminal.
+    /// Runs the command without a terminal.
     ///
     /// # Panics
     /// It cannot be started, is killed by a signal, or prints what is not text.
@@ -33,7 +33,7 @@ impl Ran {
         }
     }
 
-    /// It ended with this code.
+    /// Asserts that the run ended with this code.
     ///
     /// # Panics
     /// It did not.
@@ -43,7 +43,7 @@ impl Ran {
         self
     }
 
-    /// It said this on standard error, or as the error of its JSON.
+    /// Asserts that the run said this on standard error, or as the error of its JSON.
     ///
     /// # Panics
     /// It did not.
@@ -66,7 +66,7 @@ impl Ran {
         refusals.map(|it| it["kind"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// What it printed, for programs.
+    /// Parses the output for programs.
     ///
     /// # Panics
     /// It is not JSON.

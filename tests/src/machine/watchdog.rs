@@ -6,7 +6,7 @@ use std::time::Duration;
 /// Ends the process if a test takes longer than it may: nothing may hang, whatever the devices do.
 #[derive(Debug)]
 pub struct Watchdog {
-    /// What is being done, where that is told.
+    /// Action in progress, for reports.
     doing: Arc<Mutex<Option<&'static str>>>,
     #[allow(dead_code, reason = "dropping it ends the wait")]
     over: Sender<()>,
@@ -30,7 +30,7 @@ impl Watchdog {
         Self { doing, over }
     }
 
-    /// What is done from here on, to be told of a hang.
+    /// Notes the action in progress, for the report of a hang.
     pub fn note(&self, doing: &'static str) {
         *self.doing.lock().unwrap_or_else(PoisonError::into_inner) = Some(doing);
     }

@@ -12,7 +12,7 @@ pub use tensors::{GPU_BYTES, fill, through_the_log, verify};
 
 use crate::sim::Random;
 
-/// Memory is filled in chunks of so many bytes.
+/// Size of the chunks in which memory is filled.
 pub(crate) const CHUNK: usize = 1 << 20;
 
 /// The bytes of the chunk at `at`, as the seed decides.

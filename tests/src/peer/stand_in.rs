@@ -18,10 +18,9 @@ use tidelog_engine::memory::{
 };
 use tidelog_engine::path::backend::Window;
 
-/// Where its memory begins for the GPU, so that nobody takes an address of it for one of the
-/// host's.
+/// Address of the memory for the GPU, so that nobody takes an address of it for one of the host's.
 const BASE: u64 = 0x7000_0000_0000;
-/// What every byte of the host's staging memory is made.
+/// Byte with which the host's staging memory is filled.
 const POISON: u8 = 0xA5;
 
 /// The GPU. Its memory is `memory` up to `tensors`, and behind that, the window.
@@ -39,7 +38,7 @@ pub struct StandIn {
 struct Mapping(Box<dyn PeerMemory>);
 
 impl Mapping {
-    /// Where these bytes of it are mapped.
+    /// Returns the address of a mapped range.
     fn at(&self, offset: usize, length: usize) -> *mut u8 {
         let (base, size) = self.0.span();
         let end = offset.checked_add(length);
@@ -52,7 +51,7 @@ impl Mapping {
     }
 }
 
-/// What lies in mapped memory now, which [`Mapping::at`] has found.
+/// Reads mapped memory that [`Mapping::at`] has found.
 fn read(at: *const u8, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     // SAFETY: mapped, as `at` was found by `Mapping::at`; the vector is new. Whoever asks knows
@@ -83,7 +82,7 @@ impl StandIn {
         unsafe { GpuDestination::new(BASE + offset as u64, length, None, None) }
     }
 
-    /// What these bytes of it are; no transfer is under way.
+    /// Returns a range of bytes; no transfer is under way.
     pub fn bytes(&self, offset: usize, length: usize) -> Vec<u8> {
         read(self.memory.at(offset, length), length)
     }
@@ -94,7 +93,8 @@ impl StandIn {
         unsafe { std::ptr::write_bytes(self.memory.at(offset, length), byte, length) };
     }
 
-    /// How many bytes of tensors went between its memory and the host's since it was opened.
+    /// Returns the number of bytes of tensors that went between its memory and the host's since it
+    /// was opened.
     pub fn to_host(&self) -> u64 {
         self.to_host.load(Ordering::Relaxed)
     }
@@ -108,7 +108,8 @@ impl StandIn {
         });
     }
 
-    /// How many bytes of that memory are not as they were poisoned. Nothing is under way there.
+    /// Returns the number of bytes of staging memory that differ from the poison. Nothing is under
+    /// way there.
     pub fn touched(&self) -> usize {
         let mut touched = 0;
         self.with_staging(|base, length| {
@@ -163,7 +164,7 @@ impl GpuMemory for StandIn {
     }
 }
 
-/// What controllers reach: the part of the memory that is the window.
+/// Part of the memory that controllers reach: the window.
 struct Part {
     memory: Arc<Mapping>,
     offset: usize,
@@ -250,7 +251,7 @@ impl Copies {
     }
 }
 
-/// Whose only error is that it knows no events.
+/// Library whose only error is that it knows no events.
 static STAND_IN: ErrorLibrary =
     ErrorLibrary { name: "the stand-in", describe: |_| "it has no events" };
 

@@ -23,9 +23,9 @@ use crate::conformance::Failure;
 const HALF: usize = 12 << 20;
 /// The memory that the GPU needs: both, and a window.
 pub const GPU_BYTES: u64 = 32 << 20;
-/// How much further on the bytes lie that a tensor is overwritten with.
+/// Offset between a tensor's bytes and those that overwrite it.
 const SHIFT: usize = 70_001;
-/// What every byte is that no tensor was got into.
+/// Byte that fills memory into which no tensor was read.
 const BEFORE: u8 = 0x5A;
 
 /// A byte, around a block, around a stripe unit, several of them, and many.
@@ -65,8 +65,8 @@ fn id(number: usize) -> TensorId {
     TensorId::from_name(&format!("tensor {number}"))
 }
 
-/// On the other side, before: memory to put tensors from, as the seed decides, and memory to get
-/// them into.
+/// Fills the memory on the other side: memory to put tensors from, as the seed decides, and memory
+/// to get them into.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -83,8 +83,8 @@ pub fn fill(file: &Path, seed: u64) -> Result<String, Failure> {
     Ok(format!("{} of it", ByteCount(HALF as u64)))
 }
 
-/// On the other side, afterwards: what tensors were put from is as it was, and each was got as what
-/// it was overwritten with.
+/// Verifies the memory on the other side: what tensors were put from is as it was, and each was got
+/// as what it was overwritten with.
 ///
 /// # Errors
 /// The first byte that is another.
@@ -233,7 +233,7 @@ fn come_back(gpu: &StandIn, pool: &Pool, shift: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the host reads itself, with checksums of its own, is the same.
+/// Checks that the host reads the same bytes, with checksums of its own.
 fn agree_with_the_host(gpu: &StandIn, pool: &Pool, shift: usize) -> Result<(), Failure> {
     for (number, (start, length)) in places().enumerate() {
         let destination = Destination::buffer(length);

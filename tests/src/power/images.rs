@@ -10,15 +10,16 @@ use std::path::{Path, PathBuf};
 use super::log::{Entry, WriteLog};
 use crate::sim::Random;
 
-/// What a device writes whole or not at all.
+/// Size that a device writes whole or not at all.
 const SECTOR: usize = 512;
 
-/// Which bytes of the recorded disk are what.
+/// Layout of the recorded disk.
 #[derive(Clone, Debug)]
 pub struct Layout {
     /// The devices of the pool.
     pub devices: Vec<Range<u64>>,
-    /// Where each commit is noted once it has returned: its number, at the start of a block.
+    /// Range of the notes of commits, each once it has returned: its number, at the start of a
+    /// block.
     pub notes: Range<u64>,
 }
 

@@ -17,17 +17,17 @@ const DISCARD: u64 = 1 << 2;
 /// One completed request.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
-    /// Where it begins, in bytes.
+    /// Offset in bytes.
     pub offset: u64,
-    /// How many bytes it is about.
+    /// Length in bytes.
     pub length: u64,
-    /// Everything that stands before it is on the medium.
+    /// True if all earlier entries are on the medium.
     pub flush: bool,
-    /// It is on the medium itself.
+    /// True if the entry itself is on the medium.
     pub fua: bool,
-    /// Its bytes are of no use to anybody any more.
+    /// The bytes are of no use to anybody any more.
     pub discard: bool,
-    /// Where its data lies in the log.
+    /// Offset of the data in the log.
     data: u64,
 }
 
@@ -35,7 +35,7 @@ pub struct Entry {
 #[derive(Debug)]
 pub struct WriteLog {
     file: File,
-    /// All that it recorded.
+    /// Entries of the log.
     pub entries: Vec<Entry>,
 }
 
@@ -68,7 +68,7 @@ impl WriteLog {
         Ok(Self { file, entries })
     }
 
-    /// What an entry wrote; zeroes for what it discarded.
+    /// Returns the data of an entry; zeroes for what it discarded.
     ///
     /// # Errors
     /// The log cannot be read.

@@ -10,10 +10,10 @@ use super::coverage::Under;
 use super::model::{Content, Sealed, Seals};
 use super::runner::{Check, FILLERS, Runner, durable, text};
 
-/// What a batch leaves of the tensors that it names.
+/// Changes of a batch to the tensors that it names.
 pub(super) type Changes = BTreeMap<u16, Option<Content>>;
 
-/// What a batch leaves of the seals that it names.
+/// Changes of a batch to the seals that it names.
 pub(super) type SealChanges = BTreeMap<u8, Option<Sealed>>;
 
 /// A commit that was started.
@@ -24,7 +24,7 @@ pub(super) struct Started {
 }
 
 impl Started {
-    /// What its seals hold of what stood before it.
+    /// Iterates over the contents that its seals hold of what stood before it.
     pub(super) fn holds(&self) -> impl Iterator<Item = ((u16, bool), Content)> + '_ {
         let sealed = self.seals.values().flatten().flatten();
         let is_its_own = |(id, durable): (u16, bool), content| {
@@ -268,7 +268,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Where lengths are the same the bytes tell which it is.
+    /// Compares contents by their bytes where lengths are the same.
     fn bytes_are_those_of(
         &mut self,
         after: &BTreeMap<u16, Content>,

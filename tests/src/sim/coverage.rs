@@ -1,11 +1,11 @@
-//! Which fault met which state. What was never exercised proves nothing.
+//! Coverage: which fault met which state. What was never exercised proves nothing.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Serialize;
 
-/// What went wrong.
+/// Fault of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum FaultSeen {
@@ -51,10 +51,10 @@ pub enum FaultSeen {
     HurtElsewhere,
 }
 
-/// What was under way.
+/// State of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum Under {
-    /// Nothing that the caller waited for; writes and reads may have been in flight.
+    /// Rest: the caller waited for nothing; writes and reads may have been in flight.
     Rest,
     /// A read.
     Get,
@@ -113,7 +113,7 @@ const STRUCK: [FaultSeen; 40] = [
 const UNDER: [Under; 6] =
     [Under::Rest, Under::Get, Under::Commit, Under::Reclaim, Under::Flight, Under::Open];
 
-/// How often each fault met each state.
+/// Counts of each fault in each state.
 #[derive(Clone, Debug, Default)]
 pub struct Coverage(BTreeMap<(FaultSeen, Under), u64>);
 
@@ -142,7 +142,7 @@ impl Coverage {
     }
 }
 
-/// Whether a fault can happen in a state at all.
+/// Returns whether a fault can happen in a state at all.
 fn can_meet(struck: FaultSeen, under: Under) -> bool {
     match struck {
         FaultSeen::RotInIndex | FaultSeen::LostInData | FaultSeen::LostInMetadata => {

@@ -17,13 +17,13 @@ pub enum Part {
     Owner,
     /// The checkpoint that holds, in its slot.
     Checkpoint,
-    /// The same where it goes on in segments, if it does.
+    /// Segments of a checkpoint that continues in them.
     Grown,
     /// A record of the change log that holds.
     Record,
-    /// Its last record.
+    /// The last record.
     LastRecord,
-    /// The rest of that change log, which may never have been written.
+    /// Tail of that change log, which may never have been written.
     Tail,
     /// The slot that does not hold.
     OtherSlot,
@@ -32,56 +32,56 @@ pub enum Part {
 }
 
 impl Part {
-    /// Whether it is a part of the index that a crash may tear.
+    /// Returns whether the part is a part of the index that a crash may tear.
     pub(super) fn is_of_index(self) -> bool {
         matches!(self, Self::Checkpoint | Self::Grown | Self::Record | Self::LastRecord)
     }
 }
 
-/// What is done to a block.
+/// Change of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
     /// Bits of one byte flip.
     Rot(u8),
-    /// It cannot be read.
+    /// Block that cannot be read.
     Unreadable,
-    /// It becomes zeroes.
+    /// Block of zeroes.
     Zeroes,
-    /// Another device's superblock of the pool is written over it.
+    /// Block of another device: its superblock of the pool is written over it.
     OfAnotherDevice,
     /// A superblock of another pool is written over it.
     OfAnotherPool,
 }
 
-/// Which copies of the metadata are harmed, where there are two.
+/// Copies of the metadata that are harmed, where there are two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copies {
     /// One.
     One,
-    /// Both, in different blocks: of each block one copy is whole.
+    /// Different blocks of the two copies: of each block one copy is whole.
     Apart,
-    /// Both, in the same block.
+    /// Identical blocks of the two copies.
     All,
 }
 
 /// One harm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Harm {
-    /// Where.
+    /// Part that is harmed.
     pub part: Part,
-    /// What is done to the first copy that is harmed, and to the second.
+    /// Changes of the first copy that is harmed, and of the second.
     pub how: [How; 2],
-    /// Which copies.
+    /// Copies that are harmed.
     pub copies: Copies,
     /// The disk, or the copy that is harmed first, modulo how many there are.
     pub disk: u8,
-    /// Which byte of the structure, in 65536ths, on each copy.
+    /// Byte of the structure, in 65536ths, on each copy.
     pub at: [u16; 2],
 }
 
-/// One harm to a closed pool for so many acts.
+/// Number of acts for one harm to a closed pool.
 const EVERY: usize = 1500;
-/// One block that is lost in an open pool for so many acts.
+/// Number of acts for one block that is lost in an open pool.
 const LOST_EVERY: usize = 900;
 
 /// Adds harm. A quarter of the scripts get none, and lose what was to hurt a disk for good, so that

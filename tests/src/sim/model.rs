@@ -1,4 +1,4 @@
-//! What a pool must answer.
+//! Model of a pool.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,9 +7,9 @@ use tidelog_random::Random;
 /// A tensor's bytes, as the two numbers that they are made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Content {
-    /// How many bytes.
+    /// Length in bytes.
     pub length: u32,
-    /// Which bytes.
+    /// Salt that decides the bytes.
     pub salt: u32,
 }
 
@@ -28,7 +28,7 @@ impl Content {
     }
 }
 
-/// What a seal holds: by the tensor's number, and whether it was durable.
+/// Contents of a seal: by the tensor's number, and whether it was durable.
 pub type Sealed = BTreeMap<(u16, bool), Content>;
 
 /// Every seal by its number.
@@ -44,11 +44,11 @@ pub struct Model {
     /// The durable tensors after a commit that may or may not be there when the pool is opened
     /// again.
     pub in_doubt: Option<BTreeMap<u16, Content>>,
-    /// What seals hold.
+    /// Contents of seals.
     pub seals: Seals,
-    /// The same after a commit that may or may not be there.
+    /// Contents of seals after a commit that may or may not be there.
     pub seals_in_doubt: Option<Seals>,
-    /// What seals hold of which the commit is in doubt, until the pool is opened again.
+    /// Contents of seals whose commit is in doubt, until the pool is opened again.
     pub doubted: Vec<((u16, bool), Content)>,
     /// The order of the newest write or deletion of each scratch tensor.
     newest: BTreeMap<u8, u64>,
@@ -74,7 +74,7 @@ impl Model {
         self.newest.get(&id).copied().unwrap_or(0)
     }
 
-    /// What stands under an id now.
+    /// Returns the current content of an id.
     pub fn standing(&self, (id, durable): (u16, bool)) -> Option<Content> {
         let found = if durable { self.durable.get(&id) } else { self.scratch.get(&(id as u8)) };
         found.copied()

@@ -33,8 +33,8 @@ use trouble::Copied;
 
 /// Durable tensors have ids of their own: a scratch tensor may not take a durable one's place.
 const DURABLE: u128 = 1000;
-/// From here on durable tensors have names that are as long as hundreds of other entries of the
-/// index.
+/// Number from which durable tensors have names that are as long as hundreds of other entries of
+/// the index.
 pub(super) const FILLERS: u16 = 256;
 
 /// The pool did what it must not.
@@ -42,7 +42,7 @@ pub(super) const FILLERS: u16 = 256;
 pub struct Violation {
     /// The act that showed it, counted from 0.
     pub act: usize,
-    /// What was wrong.
+    /// Description of the error.
     pub what: String,
 }
 
@@ -52,7 +52,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What a run did.
+/// Figures of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Figures {
     /// Acts done.
@@ -63,7 +63,7 @@ pub struct Figures {
     pub faults: u64,
     /// Commits that returned well.
     pub commits: u64,
-    /// Which fault met which state.
+    /// Coverage of faults and states.
     pub coverage: Coverage,
 }
 
@@ -98,20 +98,20 @@ pub struct Runner<'a> {
     pub(super) allowed_errors: AllowedErrors,
     /// Durable tensors that were found damaged; they stay so until they are written again.
     pub(super) lost: BTreeMap<u16, Content>,
-    /// The same for versions that seals hold.
+    /// Lost versions that seals hold.
     lost_sealed: BTreeSet<(u16, bool, Content)>,
     /// Disks to whose start a write went that was not meant for it. What it left stays there.
     astray: BTreeSet<usize>,
     /// Disks of whose start something has rotted, or cannot be read. What is in places that nobody
     /// writes stays so.
     stained: BTreeSet<usize>,
-    /// How often the pool was opened.
+    /// Number of times that the pool was opened.
     openings: u64,
     copied: Option<Copied>,
-    /// Whether something was done to the metadata once that no crash does. What is left of it in
+    /// True if something was done to the metadata once that no crash does. What is left of it in
     /// places that do not count is damage all the same.
     was_hurt: bool,
-    /// Whether the pool was closed well last.
+    /// True if the pool was closed well last.
     closed: bool,
     cut: Cut,
     act: usize,

@@ -1,4 +1,4 @@
-//! What a run does: acts that stand on their own, so that any of them can be left out.
+//! Script of a run: acts that stand on their own, so that any of them can be left out.
 
 use super::harm::{self, Harm};
 use super::model::Content;
@@ -15,7 +15,7 @@ pub enum Act {
     Cancel,
     /// Waits for every write in flight.
     Settle,
-    /// Lets the reactor go round so many times.
+    /// Lets the reactor go round this number of times.
     Step(u8),
     /// Reads a part of a tensor, in 256ths, and waits for it.
     Get { id: u8, durable: bool, from: u8, to: u8 },
@@ -63,9 +63,10 @@ pub enum Act {
     CrashTwice { nth: u8, cut: Cut },
     /// Plans a fault for the `nth` operation of its kind on a disk.
     Fault { disk: u8, nth: u8, see_fault: OneTimeFault },
-    /// Rots one byte, at so many 65536ths of the disk's data or metadata.
+    /// Rots one byte, at a place in 65536ths of the disk's data or metadata.
     Rot { disk: u8, metadata: bool, at: u16, mask: u8 },
-    /// A block cannot be read from now on, at so many 65536ths of the disk's data or metadata.
+    /// Loses a block, which cannot be read from now on, at a place in 65536ths of the disk's data
+    /// or metadata.
     Lose { disk: u8, metadata: bool, at: u16 },
     /// Closes the pool, or cuts the power, harms a block, and looks at what becomes of it: by
     /// opening the pool, or by `repair` before that.
@@ -82,7 +83,7 @@ pub enum Act {
 }
 
 impl Act {
-    /// Whether it may leave a tensor unreadable.
+    /// Returns whether the act may leave a tensor unreadable.
     pub(super) fn damages(&self) -> bool {
         match self {
             Self::Rot { metadata, .. } | Self::Lose { metadata, .. } => !metadata,
@@ -93,24 +94,24 @@ impl Act {
         }
     }
 
-    /// Whether it leaves something on a disk that no crash leaves.
+    /// Returns whether the act leaves something on a disk that no crash leaves.
     pub(super) fn hurts(&self) -> bool {
         self.damages() || matches!(self, Self::Rot { .. } | Self::Stale { .. })
     }
 }
 
-/// What is left of unflushed writes when the power goes.
+/// Remains of unflushed writes when the power goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// Nothing.
+    /// None.
     Drop,
-    /// All of them.
+    /// All writes.
     Keep,
     /// Each block by chance of this seed.
     Torn(u32),
 }
 
-/// What a disk does wrong once.
+/// Fault that a disk has once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum OneTimeFault {
     /// A read fails.
@@ -140,19 +141,19 @@ pub enum OneTimeFault {
 /// A seed's disks and acts.
 #[derive(Clone, Debug)]
 pub struct Script {
-    /// Where it came from; also decides the disks' latencies.
+    /// Seed of the script; also decides the disks' latencies.
     pub seed: u64,
-    /// How many disks.
+    /// Number of disks.
     pub disks: u8,
     /// The smallest unit that the disks write whole: 512 or 4096.
     pub logical_block: u32,
     /// Bytes of one stripe unit, in KiB.
     pub stripe_kib: u64,
-    /// What is done.
+    /// Acts of the run.
     pub acts: Vec<Act>,
 }
 
-/// How many tensors a script knows of each kind, and how long they are.
+/// Number of tensors that a script knows of each kind, and how long they are.
 #[derive(Clone, Copy)]
 pub(super) struct Population {
     pub(super) ids: u64,
@@ -186,11 +187,11 @@ impl Population {
 const CRASHES: usize = 4;
 const FAULTS: usize = 8;
 
-/// One burst of commits for so many acts.
+/// Number of acts for one burst of commits.
 const BURST_EVERY: usize = 40;
 
 impl Script {
-    /// The script of a seed, with so many acts.
+    /// Makes the script of a seed, with `length` acts.
     pub fn new(seed: u64, length: usize) -> Self {
         let mut random = Random::new(seed ^ 0x0074_6964_656C_6F67);
         let disks = 1 + random.below(4) as u8;

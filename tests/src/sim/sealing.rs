@@ -5,7 +5,7 @@ use tidelog_random::Random;
 
 /// Names that a script has for seals.
 const NAMES: u64 = 4;
-/// One act for so many.
+/// Number of acts for one act on seals.
 const EVERY: usize = 10;
 
 /// Has every other script make, read and drop seals, some of them together in flight.

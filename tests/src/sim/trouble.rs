@@ -3,9 +3,9 @@
 use super::script::{Act, Cut};
 use tidelog_random::Random;
 
-/// One of each kind for so many acts.
+/// Number of acts for one of each kind.
 const EVERY: usize = 250;
-/// So many acts at most lie between a copy and its return.
+/// Limit of acts between a copy and its return.
 const APART: u64 = 200;
 
 /// Adds disks that stall, and disks that come back as copies of themselves made some acts before.

@@ -7,7 +7,7 @@ use tidelog_engine::units::{ByteCount, DeviceIndex};
 use super::{COMMAND_TIMEOUT, Row, collect, operation, path_to};
 use crate::conformance::Failure;
 
-/// What is so of two controllers on the bus.
+/// Rows for two controllers on the bus.
 pub const OF_TWO: &[Row] = &[("while one controller is reset another goes on", another_goes_on)];
 
 const EXTENT: Extent = Extent::new(1 << 20, 4096);

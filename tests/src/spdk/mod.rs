@@ -1,6 +1,5 @@
-//! What must be so on the data path spdk by itself, whichever controllers it has: errors and
-//! time-outs, peer DMA. And SPDK's own target program, which serves controllers where there are
-//! none.
+//! Rows for the data path spdk by itself, whichever controllers it has: errors and time-outs, peer
+//! DMA. And SPDK's own target program, which serves controllers where there are none.
 
 mod beside;
 mod path;
@@ -20,14 +19,14 @@ pub use path::{
 
 use crate::conformance::Failure;
 
-/// How long a command may take in tests: soon enough for a test, late enough for a machine that
-/// others use too.
+/// Time limit of a command in tests: soon enough for a test, late enough for a machine that others
+/// use too.
 pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// One thing that must be so: its name, and what shows it.
 pub type Row = (&'static str, fn(&[DeviceSpec]) -> Result<String, Failure>);
 
-/// How a controller is reached, as its name says.
+/// Transport of a controller, as its name says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
     Bus,
@@ -44,8 +43,8 @@ impl Reach {
         }
     }
 
-    /// Whether memory of ours can be registered there: without an IOMMU only what lies on huge
-    /// pages, and for another process none, as there is no file behind it that it could map.
+    /// Returns whether memory of ours can be registered there: without an IOMMU only what lies on
+    /// huge pages, and for another process none, as there is no file behind it that it could map.
     fn takes_memory(self, spec: &DeviceSpec, huge: bool) -> bool {
         match self {
             Self::Connection => true,
@@ -79,7 +78,7 @@ pub fn operation(tag: u64, device: u8, extent: Extent, action: Action) -> Operat
     Operation::new(tag, DeviceIndex(device), extent, action)
 }
 
-/// Waits until so many operations have come back.
+/// Waits until `count` operations have come back.
 ///
 /// # Errors
 /// They do not.

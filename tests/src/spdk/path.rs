@@ -14,7 +14,7 @@ use tidelog_engine::units::{ByteCount, DeviceIndex};
 use super::{COMMAND_TIMEOUT, Reach, Row, collect, operation, path_to};
 use crate::conformance::{Failure, NOTHING_TO_DO};
 
-/// What is so on every controller. The first one's first 16 MiB are lost.
+/// Rows for every controller. The first one's first 16 MiB are lost.
 pub const ON_EVERY_CONTROLLER: &[Row] = &[
     ("an error is that operation's, with its status", an_error_is_reported),
     ("flushes, zeroes and deallocations are commands, whose errors come back", each_is_a_command),
@@ -23,14 +23,17 @@ pub const ON_EVERY_CONTROLLER: &[Row] = &[
     ("memory of another pool is refused until it is registered", foreign_memory),
 ];
 
-/// What is so where something gets a command back that the controller keeps: not over vfio-user.
+/// Rows for transports on which something gets a command back that the controller keeps: not over
+/// vfio-user.
 pub const WHERE_COMMANDS_COME_BACK: &[Row] =
     &[("what takes too long and is not aborted is ended by a reset", a_reset_ends)];
 
-/// What is so where the second read of a second is held, and an abort of it reaches the controller.
+/// Rows for a controller on which the second read of a second is held, and an abort of it reaches
+/// the controller.
 pub const WHERE_READS_ARE_SLOW: &[Row] = &[("what is aborted ends as aborted", an_abort_ends)];
 
-/// What is so where reads take much longer than commands may, and an abort gets them back.
+/// Rows for a controller on which reads take much longer than commands may, and an abort gets them
+/// back.
 pub const WHERE_READS_ARE_HELD: &[Row] = &[
     ("what is aborted ends as aborted", an_abort_ends),
     ("what takes too long is ended by an abort", a_time_out_aborts),

@@ -16,17 +16,17 @@ use super::{collect, operation, path_to};
 use crate::conformance::Failure;
 use crate::peer::{CHUNK, pattern};
 
-/// What no byte of the host's memory may lose.
+/// Byte that fills the host's memory, and must stay.
 const HOST: u8 = 0xA5;
-/// What every byte of the second half is before controllers fill it.
+/// Byte that fills the second half before controllers fill it.
 const BEFORE: u8 = 0x5A;
 const DEPTH: u32 = 8;
 /// One page, two, a list of them; what a controller takes at once, a page more, several times as
 /// much.
 const LENGTHS: [usize; 6] = [4 << 10, 8 << 10, 12 << 10, 256 << 10, 260 << 10, 768 << 10];
 
-/// On the other side: the first half of the memory holds what the seed decides, the second half
-/// something else.
+/// Fills the memory on the other side: the first half of the memory holds what the seed decides,
+/// the second half something else.
 ///
 /// # Errors
 /// The file cannot be written, or is no whole mebibytes.
@@ -44,7 +44,7 @@ pub fn fill(file: &Path, seed: u64) -> Result<String, Failure> {
     Ok(format!("{} of it", ByteCount(half)))
 }
 
-/// On the other side: both halves hold what the seed decides.
+/// Verifies the memory on the other side: both halves hold what the seed decides.
 ///
 /// # Errors
 /// The first byte that is another.
@@ -129,7 +129,7 @@ fn parts(region: &PeerRegion, bytes: usize) -> Result<Vec<PeerBuffer>, Failure> 
     Ok(parts)
 }
 
-/// Where each part goes: one device after the other.
+/// Returns the place of each part: one device after the other.
 fn places(parts: &[PeerBuffer], devices: usize) -> Vec<(u8, Extent)> {
     let mut ends = vec![0; devices];
     let place = |(index, part): (usize, &PeerBuffer)| {

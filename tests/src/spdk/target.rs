@@ -13,14 +13,14 @@ use tidelog_engine::path::DeviceSpec;
 
 use crate::conformance::Failure;
 
-/// How many files are served.
+/// Number of files that are served.
 pub const DEVICES: usize = 2;
 const DEVICE_BYTES: u64 = 256 << 20;
 /// The most that a device zeroes by one command.
 pub const ZEROES_MAX: u64 = 64 << 10;
 /// The most that it deallocates by one command.
 pub const DEALLOCATE_MAX: u64 = 1 << 20;
-/// How long a read of the other namespace takes, in microseconds: much longer than any test.
+/// Time of a read of the other namespace, in microseconds: much longer than any test.
 const HELD_US: u64 = 60_000_000;
 /// The one host that the subsystem with a list of hosts lets in.
 pub const LISTED_HOST: &str = "nqn.2026-01.io.tidelog:listed-host";
@@ -29,10 +29,10 @@ const LISTED: &str = "nqn.2026-01.io.tidelog:listed";
 const LISTED_NAMESPACES: usize = 2;
 /// The target starts slowly on a machine that others use too.
 const START: Duration = Duration::from_secs(60);
-/// What a target that was asked to end gets for it.
+/// Time for a target to end.
 const END: Duration = Duration::from_secs(10);
 
-/// How the target is reached.
+/// Transport of the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// NVMe over TCP, on the loopback.
@@ -116,13 +116,13 @@ impl Target {
         (0..DEVICES).map(|number| DeviceSpec::new(name(number))).collect()
     }
 
-    /// On the same controllers, namespaces whose reads take a minute.
+    /// Returns namespaces of the same controllers whose reads take a minute.
     pub fn held(&self) -> Vec<DeviceSpec> {
         let held = |spec: &DeviceSpec| DeviceSpec::new(format!("{spec} ns:2"));
         self.controllers().iter().map(held).collect()
     }
 
-    /// On one more controller, over TCP, the namespaces of a subsystem that lets in [`LISTED_HOST`]
+    /// Returns the namespaces of a controller over TCP, in a subsystem that lets in [`LISTED_HOST`]
     /// alone, who is not named.
     pub fn listed(&self) -> Vec<DeviceSpec> {
         let port = self.ports[0];
@@ -159,7 +159,7 @@ impl Target {
         Ok(())
     }
 
-    /// Asks it to end (SIGTERM), and makes it where it does not.
+    /// Asks the target to end (SIGTERM), and makes it where it does not.
     fn end(&mut self) {
         let _ =
             Command::new("kill").arg(self.process.id().to_string()).stderr(Stdio::null()).status();
@@ -251,7 +251,7 @@ fn subsystem(number: usize) -> String {
     format!("nqn.2026-01.io.tidelog:disk{number}")
 }
 
-/// What the target does, as the calls that it makes of itself at its start.
+/// Makes the calls by which the target configures itself at its start.
 fn configure(
     (directory, target): (&Path, u32),
     transport: Transport,

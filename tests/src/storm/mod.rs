@@ -10,10 +10,10 @@ use tidelog_engine::pool::Pool;
 
 use thread::Thread;
 
-/// How long an operation may take before it counts as lost: far longer than any does.
+/// Time after which an operation counts as lost: far longer than any does.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What a storm is made of.
+/// Options of a storm.
 #[derive(Clone, Copy, Debug)]
 pub struct StormOptions {
     /// Threads, each with tensors of its own.
@@ -26,7 +26,7 @@ pub struct StormOptions {
     pub seed: u64,
 }
 
-/// What was done, and found right.
+/// Figures of a storm that was right.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StormFigures {
     /// Puts that ended well.
@@ -44,7 +44,7 @@ pub struct StormFigures {
 }
 
 impl StormFigures {
-    /// How many operations that makes.
+    /// Returns the number of operations.
     pub fn operations(&self) -> u64 {
         self.puts + self.gets + self.verifications + self.deletions + self.cancelled
     }

@@ -26,7 +26,7 @@ pub(super) struct Thread {
 
 #[derive(Clone, Copy, Default)]
 struct Tensor {
-    /// What it is, if it is there.
+    /// Content of the tensor, if it is there.
     content: Option<Content>,
     /// An operation of it is in flight.
     busy: bool,
@@ -42,9 +42,9 @@ struct Flight {
 
 enum What {
     Put(Content),
-    /// Of these bytes of the content.
+    /// Range of the content's bytes.
     Get(Content, u64, u64),
-    /// And whether the memory is what was put.
+    /// Result: whether the memory is what was put.
     Verify(bool),
 }
 
@@ -63,7 +63,7 @@ impl Thread {
         }
     }
 
-    /// Does so many operations, then reads everything once more.
+    /// Does `operations` operations, then reads everything once more.
     pub(super) fn run(mut self, operations: u64) -> Result<StormFigures, String> {
         for _ in 0..operations {
             while self.flights.len() >= self.in_flight_max {
@@ -259,7 +259,7 @@ impl Thread {
         Ok(())
     }
 
-    /// Mostly short tensors, some of many pieces.
+    /// Draws a content: mostly short tensors, some of many pieces.
     fn content(&mut self) -> Content {
         let longest = match self.random.below(100) {
             0..70 => 4096,

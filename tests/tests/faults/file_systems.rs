@@ -17,7 +17,7 @@ use super::rig::{DEVICE_BYTES, format_options, open_options, watch};
 
 const FILE_SYSTEM_BYTES: u64 = 64 << 20;
 
-/// Runs a scenario on a file system of so many bytes, if this machine has one to give.
+/// Runs a scenario on a file system of a given size, if this machine has one to give.
 fn on_file_system(
     test: &'static str,
     bytes: u64,
@@ -39,7 +39,7 @@ fn on_file_system(
     }
 }
 
-/// What a file has of its file system.
+/// Returns the size of a file in its file system.
 fn stored(path: &Path) -> u64 {
     path.metadata().unwrap().blocks() * 512
 }
@@ -148,7 +148,7 @@ fn a_quota_that_is_used_up_is_told_as_that_and_the_pool_goes_on_once_it_is_raise
     });
 }
 
-/// The same where the kernel's XFS knows no quotas.
+/// Checks a quota where the kernel's XFS knows no quotas.
 #[test]
 fn a_quota_of_a_subvolume_that_is_used_up_is_told_as_that_and_the_pool_goes_on() {
     /// The first subvolume that is made.

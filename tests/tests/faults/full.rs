@@ -15,8 +15,8 @@ use super::rig::{
 };
 
 const FILE_SYSTEM_BYTES: u64 = 64 << 20;
-/// What somebody else keeps there. The rest is less than the pool's devices, two times
-/// [`DEVICE_BYTES`].
+/// Size of a file that fills the rest. The remaining space is less than the pool's devices, two
+/// times [`DEVICE_BYTES`].
 const OTHERS_BYTES: usize = 38 << 20;
 
 #[test]

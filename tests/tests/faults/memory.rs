@@ -1,5 +1,5 @@
-//! Too little memory: what is asked for and not there is an error, and what is there is enough to
-//! go on.
+//! Tests of missing memory: what is asked for and not there is an error, and what is there is
+//! enough to go on.
 
 use std::ffi::OsStr;
 use std::process::Command;
@@ -105,8 +105,8 @@ fn staging_memory_beyond_the_memlock_limit_is_not_registered_and_the_pool_says_s
     }
 }
 
-/// What runs a program without the right to lock memory beyond the limit; nothing, where this
-/// process has no such right. `None` if that cannot be had.
+/// Returns the command that runs a program without the right to lock memory beyond the limit;
+/// nothing, where this process has no such right. `None` if that cannot be had.
 fn without_ipc_lock() -> Option<&'static str> {
     const CAP_IPC_LOCK: u32 = 14;
     let status = std::fs::read_to_string("/proc/self/status").unwrap();

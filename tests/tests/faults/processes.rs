@@ -99,7 +99,7 @@ fn of_two_formatters_at_once_the_pool_is_whole_and_belongs_to_one_that_was_told_
 struct ForkedChild(i32);
 
 impl ForkedChild {
-    /// One that is forked by the C library, which has its say in it, or by the kernel alone.
+    /// Forks a process by the C library, which has its say in it, or by the kernel alone.
     #[expect(unsafe_code, reason = "a fork without an execution is what is tested")]
     fn new(by_the_kernel: bool) -> Self {
         // SAFETY: the child waits to be ended, and does nothing.

@@ -15,7 +15,7 @@ pub(crate) const DEVICE_BYTES: u64 = 16 << 20;
 const DEVICES: usize = 2;
 /// No scenario takes a tenth of it.
 const LIMIT: Duration = Duration::from_secs(600);
-/// What a machine that others use too may take for a load's writes.
+/// Time limit of a load's writes on a machine that others use too.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// One scenario at a time, watched: a process that another starts would have this one's
@@ -26,7 +26,7 @@ pub(crate) fn watch(test: &'static str) -> (Watchdog, MutexGuard<'static, ()>) {
     (Watchdog::watch(test, LIMIT), turn)
 }
 
-/// What the pool's devices are.
+/// Kind of the pool's devices.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
     Files,

@@ -26,7 +26,7 @@ pub(crate) const ROWS: &[Row] = &[
     ("a fault ends the process that the library is loaded into", a_fault_ends_the_process),
 ];
 
-/// What tells the program that it is to read behind the end of a file.
+/// Argument that makes the program read behind the end of a file.
 pub(crate) const FAULT: &str = "--read-behind-the-end";
 
 fn as_listed_host(spec: &DeviceSpec) -> DeviceSpec {

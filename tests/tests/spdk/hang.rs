@@ -17,16 +17,15 @@ const LENGTH: u64 = 16 << 10;
 const POOL: u64 = 4 * LENGTH;
 const READ: Extent = Extent::new(0, LENGTH);
 const WRITTEN: Extent = Extent::new(1 << 20, LENGTH);
-/// What both extents hold, what is written to the second, what memory holds of which nobody makes
-/// use.
+/// Byte of both extents, of the write to the second, and of memory that is unused.
 const OLD: u8 = 0x31;
 const NEW: u8 = 0x42;
 const MINE: u8 = 0x77;
-/// How long a target that goes on gets to do what it had been asked.
+/// Time for a running target to do its work.
 const AWAKE: Duration = Duration::from_secs(2);
 
-/// Over a connection, which is closed, the buffers come back; over vfio-user, where nothing keeps
-/// the target from them, they are leaked.
+/// Checks a hung target: over a connection, which is closed, the buffers come back; over vfio-user,
+/// where nothing keeps the target from them, they are leaked.
 pub(crate) fn a_target_hangs(program: &Path, transport: Transport) -> Result<String, Failure> {
     let target = Target::start(program, transport, 4096)?;
     let specs = target.controllers();

@@ -20,7 +20,7 @@ impl Drop for Host {
 }
 
 impl Host {
-    /// Starts it; returns what it said: that the pool is open, or why not.
+    /// Starts the process; returns what it said: that the pool is open, or why not.
     fn start(name: &str, devices: &str, format: bool) -> Result<Result<Self, String>, Failure> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidelog-spdk"));
         command.env("TIDELOG_HOST_ID", name).args(["--pages", "plain", "own", devices]);
@@ -46,7 +46,7 @@ impl Host {
     }
 }
 
-/// The other host is refused, and told who has it.
+/// Checks that another host is refused, and told who has it.
 fn refused(name: &str, devices: &str, format: bool, owner: &str) -> Result<String, Failure> {
     match Host::start(name, devices, format)? {
         Err(said) if said.contains(&format!("owned by host {owner}")) => Ok(said),

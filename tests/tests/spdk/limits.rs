@@ -1,4 +1,4 @@
-//! A controller that zeroes and deallocates only so much by one command.
+//! A controller that limits the blocks that one command zeroes or deallocates.
 
 use tidelog_engine::memory::{DmaBuffer, DmaPool, Memory};
 use tidelog_engine::path::{Action, DataPath, DeviceSpec, Extent};

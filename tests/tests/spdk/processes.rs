@@ -26,11 +26,11 @@ const ROWS: &[Row] = &[
     ("what waits for room is served oldest first", the_oldest_is_served_first),
 ];
 
-/// What tells the program that it is another process of a row.
+/// Argument that tells the program that it is another process of a row.
 pub(crate) const OPEN: &str = "--open-in-another-process";
 const LEAVE: &str = "--open-and-leave";
 
-/// All that is run with a target of its own each.
+/// Returns the rows that run with a target of their own each.
 pub(crate) fn rows() -> impl Iterator<Item = &'static Row> {
     ROWS.iter().chain(attach::ROWS)
 }
@@ -43,7 +43,8 @@ pub(crate) fn run(program: &Path, tell: &mut dyn FnMut(&str, Result<String, Fail
     }
 }
 
-/// Where this is another process of a row: does its part. It says on its output what came of it.
+/// Runs the part of another process of a row, and reports the result on its output. It says on its
+/// output what came of it.
 pub(crate) fn other_process() -> Option<ExitCode> {
     let arguments: Vec<String> = std::env::args().collect();
     let [_, part, name] = arguments.as_slice() else { return None };
@@ -88,7 +89,7 @@ pub(crate) fn format(target: &Target) -> Result<DeviceSpec, Failure> {
     Ok(first)
 }
 
-/// What another process says: nothing if all went well.
+/// Returns the report of another process: nothing if all went well.
 fn elsewhere(part: &str, name: &str, host: Option<&str>) -> Result<String, Failure> {
     let mut process = Command::new(std::env::current_exe()?);
     process.args([part, name]);
@@ -213,7 +214,8 @@ fn the_slow_hold_up_nobody(target: &Target) -> Result<String, Failure> {
 
 fn the_oldest_is_served_first(target: &Target) -> Result<String, Failure> {
     const LARGE: u64 = 8 << 20;
-    /// In parts of 128 KiB they are more commands than a queue pair has requests (512).
+    /// Number of operations that, in parts of 128 KiB, are more commands than a queue pair has
+    /// requests (512).
     const COUNT: u64 = 10;
     let first = target.controllers().remove(0);
     let mut path = SpdkPath::new(vec![attach(&first)?], 16)?;

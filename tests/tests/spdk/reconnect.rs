@@ -15,7 +15,7 @@ use tidelog_tests::spdk::{collect, operation, path_to};
 /// One row: what must be so, and what shows it on a target of this program.
 type Row = (&'static str, fn(&Path) -> Result<String, Failure>);
 
-/// All of them.
+/// Rows of this file.
 pub(crate) const ROWS: [Row; 2] = [
     ("while one controller is connected anew another goes on", another_goes_on),
     ("a controller whose own queue has failed is connected anew, for reads", its_own_queue_fails),
@@ -118,7 +118,8 @@ fn buffer(pool: &DmaPool, byte: u8) -> Result<DmaBuffer, Failure> {
     Ok(buffer)
 }
 
-/// What one operation on an idle path ends with. An error of ours where it is not taken.
+/// Submits one operation on an idle path, and returns its result. An error of ours where it is not
+/// taken.
 fn submit(
     path: &mut SpdkPath,
     device: u8,
@@ -144,7 +145,7 @@ fn read(path: &mut SpdkPath, pool: &DmaPool, device: u8) -> Result<(), Failure> 
     }
 }
 
-/// What was written before may be lost, so nothing more is.
+/// Checks that writes are refused, as earlier ones may be lost.
 fn writes_are_refused(path: &mut SpdkPath, pool: &DmaPool, device: u8) -> Result<(), Failure> {
     let write = Action::write(buffer(pool, 0)?, true);
     for (extent, action) in [(EXTENT, write), (Extent::NOTHING, Action::Flush)] {

@@ -1,4 +1,4 @@
-//! What is run on them.
+//! Rows that run on targets.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -109,9 +109,9 @@ pub(crate) fn run() -> ExitCode {
     if ok + skipped == all { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// How many rows there are, whether they come to run or not.
+/// Returns the number of planned rows, whether they come to run or not.
 fn planned() -> usize {
-    /// With a target each, on every transport.
+    /// Number of targets that run at once, on every transport.
     const GOING: usize = 2;
     const CUT: usize = 1;
     const ALONE: usize = 5;
@@ -183,7 +183,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).trim().to_owned()
 }
 
-/// Whether there is a Python.
+/// Checks that there is a Python.
 fn python() -> Result<(), String> {
     let asked = Command::new("python3").arg("--version").output();
     asked.map(drop).map_err(|error| format!("python3 does not run: {error}"))

@@ -1,4 +1,4 @@
-"""What the tests of the Python package share: comparing bits, counting bytes, small training worlds."""
+"""Helpers of the Python package's tests: comparing bits, counting bytes, small training worlds."""
 
 KIB = 1 << 10
 MIB = 1 << 20

@@ -141,7 +141,7 @@ class Adversary:
 
 
 class NativeAdversary(Adversary):
-    """The same, with C that keeps the addresses and touches the memory: `HELPER`, built."""
+    """Adversary with C that keeps the addresses and touches the memory: `HELPER`, built."""
 
     def __init__(self, seed, helper):
         self._helper = ctypes.CDLL(str(helper))
@@ -175,8 +175,9 @@ def as_an_op(opponent):
 
 
 def play(opponent, pool, mode, number):
-    """So many random ops in the smallest budget, some of them the opponent's, some whose Work is dropped: never a
-    wrong byte."""
+    """Plays random ops in the smallest budget, some of them the opponent's, some whose Work is dropped: never a wrong
+    byte.
+    """
     choose = random.Random(f"{mode} {number}")
     launch = torch.ops.adversary.add
     unbox = torch.distributed.distributed_c10d.Work.unbox

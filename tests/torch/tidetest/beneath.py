@@ -1,5 +1,5 @@
-"""What stands between a block and torch's kernels: it sees each op once the block has done what comes before it, and
-before the block does what comes after it. Ops outside of a block it sees as a dispatch mode does.
+"""Layer between a block and torch's kernels: it sees each op once the block has done what comes before it, and before
+the block does what comes after it. Ops outside of a block it sees as a dispatch mode does.
 """
 
 import functools
@@ -14,8 +14,9 @@ from tidelog.storages._ops import Launch, Trait
 
 
 class Beneath(TorchDispatchMode):
-    """While it is on, each op is one that may be written in Python, which is left to a function there. It is entered
-    before a block is."""
+    """Mode in which each op is one that may be written in Python, which is left to a function there. It is entered
+    before a block is.
+    """
 
     def handle(self, func, args, kwargs, run):
         """Runs an op by `run`, and returns what that returns."""

@@ -18,7 +18,7 @@ def bits(tensor):
 
 
 def frozen(value):
-    """The same for dicts, lists, arrays, strings and numbers, at any depth."""
+    """Freezes dicts, lists, arrays, strings and numbers, at any depth."""
     if isinstance(value, torch.Tensor):
         return bits(value)
     if isinstance(value, numpy.ndarray):
@@ -33,7 +33,7 @@ def frozen(value):
 
 
 def outcome(function, *arguments):
-    """What a call returns, frozen; where it raises, the kind of error (plain torch refuses some touches too)."""
+    """Returns the frozen result of a call; where it raises, the kind of error (plain torch refuses some touches too)."""
     try:
         return frozen(function(*arguments))
     except Exception as error:
@@ -46,7 +46,7 @@ def outcome(function, *arguments):
 
 
 def difference(expected, got, path="result"):
-    """Where two frozen values differ first, in one line; None where they are the same."""
+    """Returns the first place where two frozen values differ, in one line; None where they are the same."""
     if expected == got:
         return None
     if type(expected) is tuple and type(got) is tuple and len(expected) == len(got):

@@ -35,7 +35,7 @@ PROGRAMS = (ddp_over_a_compiled_model, ddp_that_is_compiled, fsdp_of_compiled_la
 
 
 def main(rank, size, folder, mode, name, kernels):
-    """What each rank's process runs. `kernels`: the folder of those that were compiled."""
+    """Runs one rank's process. `kernels`: the folder of those that were compiled."""
     import torch._inductor.config
 
     from tidelog.escapes import _compiled

@@ -1,5 +1,5 @@
-"""What the tests' tensors are made on, and whose memory Tidelog moves then (`pytest --device`): the host, a GPU, or a
-GPU that is not there (tidetest.fake_cuda), whose tensors torch takes for the host's.
+"""Device of the tests' tensors, and whose memory Tidelog moves then (`pytest --device`): the host, a GPU, or a GPU that
+is not there (tidetest.fake_cuda), whose tensors torch takes for the host's.
 
 On a GPU half of each step is launched on a stream of its own, and ordered by events as a program must.
 """
@@ -32,7 +32,7 @@ _gpu = _beside = None
 
 
 def lacking():
-    """Why tensors cannot be made there; None: they can."""
+    """Returns the reason why tensors cannot be made there; None: they can."""
     return "torch finds no CUDA GPU" if name == "cuda" and not torch.cuda.is_available() else None
 
 
@@ -41,12 +41,12 @@ def is_host():
 
 
 def kind():
-    """What torch calls the device of the tensors."""
+    """Returns torch's name of the tensors' device."""
     return "cuda" if name == "cuda" else "cpu"
 
 
 def budget(tensors):
-    """The memory that an offload block is given for so many bytes of tensors: staging buffers are the host's."""
+    """The memory that an offload block is given for `tensors` bytes of tensors: staging buffers are the host's."""
     return tensors + (STAGING if is_host() else 0)
 
 

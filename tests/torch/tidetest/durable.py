@@ -25,7 +25,7 @@ class _Share(numpy_arrays.Pool):
         super().__init__(_library.load_library()._name, devices, staging=MIB, share=share, must_exist=1)
 
     def commit(self, tensors):
-        """All of them at once, as durable tensors."""
+        """Commits all tensors at once, as durable ones."""
         batch = ctypes.c_uint64()
         self._check(self._library.tide_batch_begin(self._pool, ctypes.byref(batch)))
         for name, tensor in tensors:
@@ -41,7 +41,7 @@ def _tensors(share):
 
 
 def keep(devices, shares):
-    """Makes a pool with so many shares, and commits tensors in each."""
+    """Makes a pool with `shares` shares, and commits tensors in each."""
     os.environ["LOCAL_WORLD_SIZE"] = shares
     with tidelog.offload(pool=devices, pool_size=128 * MIB, memory="2MiB", staging=256 * KIB):
         pass

@@ -151,7 +151,7 @@ numbered(
 
 
 def assigned(change):
-    """What is there after an assignment to a copy."""
+    """Returns the state after an assignment to a copy."""
 
     def way(i):
         target = torch.arange(SIZE * SIZE, dtype=torch.float32).view(SIZE, SIZE)
@@ -162,7 +162,7 @@ def assigned(change):
 
 
 def assigned_out(change):
-    """The same to what is out."""
+    """Returns the state after an assignment to a tensor that is out."""
 
     def way(i):
         change(i, i.x)

@@ -36,7 +36,7 @@ NEVER = "never run: inductor's kernels for CUDA need a GPU, which no machine of 
 
 
 class Inner(nn.Module):
-    """More is needed of it backward than it returns."""
+    """Module of which more is needed backward than it returns."""
 
     def __init__(self):
         super().__init__()
@@ -77,12 +77,12 @@ def large():
 
 
 def noticed(stats):
-    """Why a block does not do what it was asked for, in its own words."""
+    """Returns the reason why a block does not do what it was asked for, in its own words."""
     return "; ".join(stats["notices"]) or "no plan has a use for it"
 
 
 def refused(stats):
-    """The same of regions: the last one's reason, where they were looked at."""
+    """Returns the refusal of regions: the last one's reason, where they were looked at."""
     if stats["recompute"]["own_seconds"] is None and not stats["recompute"]["settled"]:
         return "too few steps follow their plan to its end for regions to be compared"
     why = [stats["recompute"]["why"], *stats["recompute"]["refused"]][-1]
@@ -90,7 +90,7 @@ def refused(stats):
 
 
 class Feature(NamedTuple):
-    """What is tried in a place."""
+    """Feature that is tried in a place."""
 
     options: dict  # of the block
     did: object  # of the block's figures: whether it was done
@@ -174,7 +174,7 @@ class Run:
         return frozen(losses), self.state(), frozen(torch.get_rng_state())
 
     def state(self):
-        """What this rank has of parameters and their optimizer's state."""
+        """Returns this rank's part of parameters and their optimizer's state."""
         states = self.optimizer.state.values()
         found = [*self.model.parameters(), *(value for state in states for value in state.values())]
         return tuple(frozen(getattr(each, "_local_tensor", each)) for each in found)
@@ -204,7 +204,7 @@ class Place:
         self._peaks = {}
 
     def tried(self, feature):
-        """Why the feature does nothing here, or gives other bits; None: it is right."""
+        """Returns the reason why the feature does nothing here, or gives other bits; None: it is right."""
         if feature.on_gpus is not None and not device.is_host():
             return feature.on_gpus
         # What runs once, of regions that the program runs twice, and of blocks that it runs once.
@@ -227,7 +227,7 @@ class Place:
         return Run(feature, self.program, self.rank).train(feature.steps)
 
     def peak(self, feature):
-        """Of the feature's program, as a block counts it that has nothing to do."""
+        """Returns the peak of the feature's program, as a block counts it that has nothing to do."""
         known = feature.model, feature.accumulates, feature.compiles
         if known not in self._peaks:
             usual = feature._replace(options={}, saves=False)
@@ -284,7 +284,7 @@ class Place:
 
 
 def main(memory, program, rank, count, folder, *names):
-    """What each process of a place runs: prints for each feature what `Place.tried` says."""
+    """Runs one process of a place: prints for each feature what `Place.tried` says."""
     rank, count, patch = int(rank), int(count), pytest.MonkeyPatch()
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(folder, "inductor")
     torch.set_num_threads(1)

@@ -97,13 +97,13 @@ class Pool:
         block.segment.blocks = joined
 
     def empty(self):
-        """As torch.cuda.empty_cache."""
+        """Empties the cache, as torch.cuda.empty_cache does."""
         kept = [segment for segment in self.segments if len(segment.blocks) > 1 or not segment.blocks[0].free]
         self.frees += len(self.segments) - len(kept)
         self.segments = kept
 
     def stats(self):
-        """As torch._C._cuda_memoryStats, in part."""
+        """Returns the counters of torch._C._cuda_memoryStats, in part."""
         return {
             "reserved_bytes": {"all": {"current": self.reserved}},
             "allocated_bytes": {"all": {"current": self.given}},
@@ -114,12 +114,12 @@ class Pool:
 
 
 def _address(storage):
-    """Of its memory, as C++ has it: what is out is guarded."""
+    """Returns the address of the memory, as C++ has it: what is out is guarded."""
     return ctypes.c_uint64.from_address(storage._cdata + _POINTER_OFFSET).value
 
 
 class Allocating(Beneath):
-    """While it is on, storages take their memory from a pool. It is entered before a block is."""
+    """Mode in which storages take their memory from a pool. It is entered before a block is."""
 
     def __init__(self, pool, guard, monkeypatch):
         """`guard`: of the fake, which allocates."""

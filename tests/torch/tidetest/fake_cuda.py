@@ -44,14 +44,14 @@ def library(folder):
 
 
 def _call(name, *arguments):
-    """As torch calls CUDA."""
+    """Calls CUDA as torch does."""
     code = getattr(_library, name)(*arguments)
     if code:
         raise RuntimeError(f"CUDA error: {code}")
 
 
 class Event:
-    """What torch.cuda.Event is to the code that is tested. Every op takes the same time by its clock."""
+    """Event with the methods of torch.cuda.Event that are used. Every op takes the same time by its clock."""
 
     OP_MILLISECONDS = 3.0
 
@@ -82,7 +82,7 @@ class Event:
 
 
 class Stream:
-    """What torch.cuda.Stream is to it."""
+    """Stream with the methods of torch.cuda.Stream that are used."""
 
     def __init__(self, device=None):
         self.handle = ctypes.c_void_p()
@@ -119,13 +119,13 @@ _write_file, _set_from_file = torch._C.StorageBase._write_file, torch._C.Storage
 
 
 def _alias_of(storage):
-    """Another storage in the same memory, of which nobody sees that it is this one."""
+    """Makes another storage in the same memory, of which nobody sees that it is this one."""
     address = torch._C.StorageBase.data_ptr(storage)
     return torch.frombuffer((ctypes.c_char * storage.nbytes()).from_address(address), dtype=torch.uint8)
 
 
 def _write_by_an_op(storage, *arguments):
-    """As torch writes a GPU's storage to a file."""
+    """Writes a GPU's storage to a file as torch does."""
     if not storage.nbytes():
         return _write_file(storage, *arguments)
     copy = torch.frombuffer(bytearray(storage.nbytes()), dtype=torch.uint8)
@@ -179,7 +179,7 @@ class FakeCuda:
 
     @property
     def stream(self):
-        """That ops are launched on."""
+        """Returns the stream on which ops are launched."""
         return self._stream
 
     @stream.setter
@@ -189,16 +189,17 @@ class FakeCuda:
         self.library.fake_memory_is_of(stream.handle)
 
     def hear_of_memory(self):
-        """From here on, until `guard.memory_end`: memory that is allocated is filled, and where it is freed, whatever
-        uses it in a stream has its turn."""
+        """Reports memory from here on, until `guard.memory_end`: memory that is allocated is filled, and where it is
+        freed, whatever uses it in a stream has its turn.
+        """
         self.guard.memory_begin(None, None, ctypes.cast(self.library.fake_let_go, ctypes.c_void_p), True)
 
     def deafen(self, stream):
-        """From here on this one waits for no event."""
+        """Makes a stream ignore events."""
         self.guard.guard_deafen(stream.handle)
 
     def has_told(self, tensor, stream):
-        """Whether torch's allocator knows that a stream uses the tensor's memory."""
+        """Returns whether torch's allocator knows that a stream uses the tensor's memory."""
         address = data_ptr(tensor.untyped_storage())
         return self.guard.guard_has_told(ctypes.c_void_p(address), stream.handle)
 
@@ -230,13 +231,13 @@ class FakeCuda:
         self.copy_late(stream, tensor, source)
 
     def copy_late(self, stream, tensor, source):
-        """The same on a stream that was noticed."""
+        """Copies late on a stream that was noticed."""
         destination, source = (data_ptr(each.untyped_storage()) for each in (tensor, source))
         words = ctypes.c_uint64(destination), ctypes.c_uint64(source), ctypes.c_size_t(tensor.nbytes)
         assert _library.cuMemcpyDtoDAsync_v2(*words, stream.handle) == 0
 
     def host_bytes(self):
-        """What was copied between the GPU and the host since the fake was started."""
+        """Returns the number of bytes copied between the GPU and the host since the fake was started."""
         return self.library.fake_count(b"host_bytes")
 
     def mapped_bytes(self):
@@ -270,7 +271,7 @@ def lock_pages(monkeypatch):
 
 
 class RealCuda:
-    """The same questions to a GPU."""
+    """Interface of the fake, implemented by a GPU."""
 
     device = "cuda"
     name = "GPU 0 ("

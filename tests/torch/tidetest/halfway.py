@@ -38,6 +38,6 @@ def begin_fetch(tide, tensor):
 
 
 def is_moving(tensor):
-    """Whether a device may be reading or writing the tensor's memory."""
+    """Returns whether a device may be reading or writing the tensor's memory."""
     record = tensor.untyped_storage()._tide
     return record is not None and record.state in (_record.LEAVING, _record.COMING)

@@ -21,7 +21,7 @@ _SIGNAL = signal.SIGUSR1
 
 
 class Act:
-    """What a handler does, or a finalizer: one thing after the other. `world` has a model and, in a block, its `tide`."""
+    """Act of a handler, or a finalizer: one thing after the other. `world` has a model and, in a block, its `tide`."""
 
     def __init__(self, world, most=10**9, refused=()):
         """`most`: how many times it does something. `refused`: errors that say what cannot be done at the moment."""
@@ -67,7 +67,7 @@ class Act:
                 self._saved["checkpoint"] = expected, None
 
     def check(self, pool):
-        """After the block: nothing has failed, and what was saved is what there was."""
+        """Checks after the block that nothing has failed, and what was saved is what there was."""
         count = f"{len(self.errors)} of {self.done + len(self.errors)} have failed"
         assert not self.errors, f"{count}, the first so:\n{''.join(self.errors[0])}"
         assert self.done >= 3, self.done
@@ -82,7 +82,7 @@ def _checkpoint(pool):
 
 @contextlib.contextmanager
 def handled(act):
-    """Meanwhile a signal calls it."""
+    """Makes a signal call an act meanwhile."""
     before = signal.signal(_SIGNAL, act)
     try:
         yield

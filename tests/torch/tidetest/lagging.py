@@ -31,7 +31,7 @@ def _place(storage):
 
 
 class Lagging(Beneath):
-    """While it is on, ops are kernels that lag on the current stream of `fake`. It is entered before a block is."""
+    """Mode in which ops are kernels that lag on the current stream of `fake`. It is entered before a block is."""
 
     def __init__(self, fake, monkeypatch, duration_ns=0):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What is launched while a block is open, and every storage out before each launch."""
+"""Launches of kernels while a block is open, with every storage out before each."""
 
 import contextlib
 

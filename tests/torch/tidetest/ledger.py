@@ -30,7 +30,7 @@ def held_bytes(storage):
 
 
 def pointer_layout_is_known():
-    """Whether this torch lays its storages out as `held_bytes` expects."""
+    """Returns whether this torch lays its storages out as `held_bytes` expects."""
     storage = torch.arange(3).untyped_storage()
     return _pointer(storage) == torch._C.StorageBase.data_ptr(storage) and not _pointer(torch.UntypedStorage(0))
 

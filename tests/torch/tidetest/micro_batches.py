@@ -33,7 +33,7 @@ def transformer(kind, auto="CausalLM", checkpointing=False, dropout=0.0, **setti
 
 
 def tokens(number, count=8):
-    """What a language model reads: the same for each number."""
+    """Returns the input of a language model: the same for each number."""
     ids = torch.randint(1, VOCABULARY, (2, count), generator=torch.Generator().manual_seed(number))
     return {"input_ids": ids, "labels": ids}
 
@@ -44,7 +44,7 @@ def rows(number, *shape):
 
 
 def loss_of(model, batch):
-    """As the loops of transformers have it."""
+    """Computes the loss as the loops of transformers do."""
     return model(**batch).loss / 4
 
 
@@ -54,7 +54,7 @@ def square(model, batch):
 
 
 def loop(model, batches, loss):
-    """What accumulate() has to be the same as."""
+    """Trains by the loop that accumulate() has to equal."""
     losses = []
     for batch in batches:
         value = loss(model, batch)
@@ -99,7 +99,7 @@ def a_block(*more):
 
 
 class Dropout(nn.Module):
-    """One that does not look like one, so that nobody counts what it draws beforehand."""
+    """Dropout module that does not look like one, so that nobody counts what it draws beforehand."""
 
     def forward(self, x):
         return nn.functional.dropout(x, 0.5)
@@ -110,7 +110,7 @@ def chain(count=3, *more):
 
 
 def refused(model, text, loss=square, batches=None, blocks=None):
-    """It says so, and leaves gradients and random state as they were."""
+    """Checks a refusal, which leaves gradients and random state as they were."""
     batches = [rows(number) for number in range(3)] if batches is None else batches
     state = torch.get_rng_state()
     with pytest.raises(tidelog.OrderError, match=text):
@@ -121,7 +121,7 @@ def refused(model, text, loss=square, batches=None, blocks=None):
 
 
 class Loop(nn.Module):
-    """Its blocks, called as `forward(self, x)` says."""
+    """The blocks, called as `forward(self, x)` says."""
 
     def __init__(self, forward, count=3):
         super().__init__()

@@ -31,7 +31,7 @@ def build(folder, name, source, *words, compiler="cc"):
 
 
 def build_for_torch(folder, name, source):
-    """The same in C++, with what torch has for programs."""
+    """Builds an extension in C++, with what torch has for programs."""
     words = [f"-I{folder}" for folder in (*cpp_extension.include_paths(), sysconfig.get_paths()["include"])]
     words += [f"-L{folder}" for folder in cpp_extension.library_paths()] + ["-ltorch_cpu", "-lc10", "-std=c++20"]
     words += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]

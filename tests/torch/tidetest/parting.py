@@ -40,7 +40,7 @@ class Program:
 
 
 def plain(factors, device="cpu"):
-    """The same without Tidelog."""
+    """Trains without Tidelog."""
     program = Program(device)
     for index, factor in factors:
         program.change(index, factor)
@@ -77,7 +77,7 @@ def in_memory(tensor):
 
 
 def is_out_in_part(tensor):
-    """Whether a part of it is out, and no other is on its way."""
+    """Returns whether a part of it is out, and no other is on its way."""
     record = tensor.untyped_storage()._tide
     return record.state == _record.OUT and 0 < record.present < SIZE and not record.parted.moving
 

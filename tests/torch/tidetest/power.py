@@ -35,7 +35,7 @@ def note(text):
 
 @dataclass
 class Entry:
-    """What a log has."""
+    """Entry of a log."""
 
     kind: int
     operation: int
@@ -69,12 +69,12 @@ class Images:
             at = entry.at + (max(entry.length, 0) if has_bytes else 0)
 
     def notes(self, end=None):
-        """What the program had said before an entry, with where it stands."""
+        """Returns the notes of the program before an entry, with where it stands."""
         found = enumerate(self.entries[:end])
         return [(index, self._bytes(entry).decode()) for index, entry in found if entry.kind == _NOTE]
 
     def flushes(self):
-        """Where flushes begin and end."""
+        """Returns the start and the end of each flush."""
         begun = {entry.operation for entry in self.entries if entry.kind == _FLUSH}
         return [index for index, entry in enumerate(self.entries) if entry.operation in begun]
 

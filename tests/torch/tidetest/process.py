@@ -76,7 +76,7 @@ _LEAKED = re.compile(r"nanobind: leaked .*?refleaks\.html\n?", re.DOTALL)
 
 @dataclass
 class Ended:
-    """How a process ended. `code` is negative for a signal, as in subprocess."""
+    """End of a process. `code` is negative for a signal, as in subprocess."""
 
     code: int
     out: str

@@ -16,7 +16,7 @@ STEPS = 20
 
 
 class Layer(ranks.Layer):
-    """Of which a part is under checkpoint, inside what `fully_shard` wraps."""
+    """Layer of which a part is under checkpoint, inside what `fully_shard` wraps."""
 
     def __init__(self, use_reentrant):
         super().__init__()
@@ -72,7 +72,7 @@ def expect(kept, figures):
 
 
 def main(rank, size, folder):
-    """What each rank's process runs. On rank 0 all regions run once, on rank 1 every other one."""
+    """Runs one rank's process. On rank 0 all regions run once, on rank 1 every other one."""
     patch = pytest.MonkeyPatch()
     patch.setattr(tidelog.Tide, "_end_step", plans.awaited(tidelog.Tide._end_step))
     chosen = range(0, ranks.LAYERS, 1 + int(rank))

@@ -35,7 +35,7 @@ def moved(key, least=1):
 
 
 def in_place(why):
-    """For some parameters at least: of those that share memory one may have nothing in its way."""
+    """Checks that some parameters are updated in place: of those that share memory one may have nothing in its way."""
 
     def expect(figures):
         assert any(why in notice for notice in figures["notices"]), figures["notices"]
@@ -44,7 +44,7 @@ def in_place(why):
 
 
 def clips_after(run):
-    """What clips gradients after the step has all updates of this rank run, and then waits for the others."""
+    """Checks that clipping gradients after the step has all updates of this rank run, and then waits for the others."""
     model = sharded()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     norms = []
@@ -71,7 +71,7 @@ def with_a_scaler(run):
 
 
 class Odd(Layer):
-    """Of sizes that no number of ranks divides, and with a parameter that only one rank has a part of."""
+    """Layer of sizes that no number of ranks divides, and with a parameter that only one rank has a part of."""
 
     def __init__(self):
         super().__init__()
@@ -129,7 +129,7 @@ def unused(run):
 
 
 def of_ranks_that_decide_differently(run):
-    """On rank 0 all fits, and its steps run where the program has them."""
+    """Trains with ranks that decide differently: on rank 0 all fits, and its steps run where the program has them."""
     if run.tide is not None and run.rank == 1:
         run.tide.steps.budget_reached()
     return ranks.fsdp(run)
@@ -171,5 +171,5 @@ PROGRAMS = [
 
 
 def main(rank, size, folder, mode, part, parts):
-    """What each rank's process runs: one of `parts` parts of the programs."""
+    """Runs one rank's process: one of `parts` parts of the programs."""
     ranks.run_all(rank, size, folder, mode, PROGRAMS[int(part) :: int(parts)])

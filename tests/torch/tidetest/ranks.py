@@ -115,7 +115,7 @@ def ddp_with_buckets_as_gradients(run):
 
 
 def ddp_with_a_hook(name):
-    """What compresses gradients works in callbacks of futures, on gloo's threads."""
+    """Trains with a hook that compresses gradients in callbacks of futures, on gloo's threads."""
 
     def program(run):
         return run.train(hooked(name))
@@ -368,12 +368,12 @@ PROGRAMS = {
 
 
 def main(rank, size, folder, mode, part, parts):
-    """What each rank's process runs: one of `parts` parts of the programs."""
+    """Runs one rank's process: one of `parts` parts of the programs."""
     run_all(rank, size, folder, mode, PROGRAMS[int(size)][int(part) :: int(parts)])
 
 
 def main_of_hook(rank, size, folder, mode, name):
-    """The same for a program with a communication hook of DDP."""
+    """Runs one rank's process for a program with a communication hook of DDP."""
     run_all(rank, size, folder, mode, [ddp_with_a_hook(name)])
 
 

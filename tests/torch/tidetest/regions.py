@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 
 class Normed(Block):
-    """With running statistics, which each run changes."""
+    """Block with running statistics, which each run changes."""
 
     def __init__(self):
         super().__init__()
@@ -127,7 +127,7 @@ class Program:
 
 
 class Twice(Program):
-    """With two micro-batches a step."""
+    """Program with two micro-batches a step."""
 
     def backward(self):
         super().backward()
@@ -135,7 +135,7 @@ class Twice(Program):
 
 
 class Words(Program):
-    """Of a language model."""
+    """Program of a language model."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)

@@ -1,4 +1,4 @@
-"""What the session of a block asks for, request by request."""
+"""Requests of a block's session, one by one."""
 
 import contextlib
 import ctypes
@@ -76,7 +76,7 @@ class _Endless:
 
 @contextlib.contextmanager
 def asked_how_long(tide, function):
-    """Meanwhile a function says how many milliseconds a session waits at most, wherever it would wait."""
+    """Calls a function that limits the milliseconds of each wait of a session."""
     uses, use = tide._async_uses, _Endless()
     uses._running.append(use)
     uses.wait_ms = function
@@ -152,8 +152,7 @@ class _WhenDone(Between):
 
 @contextlib.contextmanager
 def when_done(block, function):
-    """Meanwhile a function is called with the address that each request of an open block has asked for, once the
-    library has it."""
+    """Calls a function with the address that each request of an open block has asked for, once the library has it."""
     between = _WhenDone(block, function)
     block.performer.connect()
     try:

@@ -47,7 +47,7 @@ def made():
 
 
 def state_of(model, optimizer, rank, step):
-    """What a run goes on from. Each rank has a random state of its own."""
+    """Returns the state from which a run continues. Each rank has a random state of its own."""
     of_model, of_optimizer = get_state_dict(model, optimizer)
     return {"model": of_model, "optimizer": of_optimizer, f"random {rank}": torch.get_rng_state(), "step": step}
 
@@ -126,8 +126,9 @@ def train(rank, size, folder, steps, way):
 
 
 def go_on(rank, size, folder, steps, kill_after=0):
-    """The same by `resume`: of all that it goes on from the block itself takes care. Prints the same, and the random
-    state that it has in the end."""
+    """Continues by `resume`: of all that it goes on from the block itself takes care. Prints the same, and the random
+    state that it has in the end.
+    """
     rank, pool = begin(rank, size, folder)
     model, optimizer = made()
     torch.manual_seed(100 + rank)
@@ -167,7 +168,7 @@ def returned(saves):
 
 
 def digest(model, optimizer):
-    """Of the whole state, however many ranks have it."""
+    """Returns the digest of the whole state, however many ranks have it."""
     of_model, of_optimizer = get_state_dict(model, optimizer)
     sum_ = hashlib.sha256()
     tensors = dict(of_model)

@@ -81,7 +81,7 @@ class Program:
         return next(each for each in self.model.parameters() if each.dim() == 2)
 
     def pending(self):
-        """How many updates have not run; None in the plain run."""
+        """Returns the number of updates that have not run; None in the plain run."""
         return self.tide.stats()["updates"]["pending"] if self.tide is not None else None
 
     def expect_pending(self, least=1):
@@ -125,7 +125,7 @@ def compare(scenario, pool, *, optimizer=adamw, model=None, expect_moved=True, *
 
 
 def early(scenario, pool, **options):
-    """The same, with updates in the backward pass."""
+    """Runs a scenario with updates in the backward pass."""
     return compare(scenario, pool, updates="early", **options)
 
 

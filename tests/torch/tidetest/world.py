@@ -122,7 +122,7 @@ class World:
         raise AssertionError(f"no plan after {count} equal steps; the phase is {self.tide.phase!r}")
 
     def fits(self):
-        """Whether no step has reached the budget: then nothing is planned."""
+        """Returns whether no step has reached the budget: then nothing is planned."""
         return any("the budget was not reached yet" in why for why in self.tide.stats()["held_back"][-1:])
 
     # -- what is touched --------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class World:
         self.notes.append((label, outcome(function, *arguments)))
 
     def result(self):
-        """Everything that a wrong byte would show in."""
+        """Returns all state in which a wrong byte would show."""
         found = {f"parameter {name}": bits(value) for name, value in self.model.named_parameters()}
         found |= {f"buffer {name}": bits(value) for name, value in self.model.named_buffers()}
         for index, parameter in enumerate(self.model.parameters()):

@@ -1,4 +1,4 @@
-//! How tools end: each exit code with the text that `--help` shows for it.
+//! Exit codes of tools, each with the text that `--help` shows for it.
 
 use std::fmt::Write;
 use std::process::ExitCode;
@@ -6,7 +6,7 @@ use std::process::ExitCode;
 /// The command line makes no sense (`EX_USAGE`): the same for every tool.
 pub(crate) const USAGE: u8 = 64;
 
-/// What was to be said got lost (`EX_IOERR`): the same for every tool.
+/// Exit code of lost output (`EX_IOERR`): the same for every tool.
 pub(crate) const OUTPUT: u8 = 74;
 
 /// Declares the exit codes of a tool, so that each code has one text: the variant's and the help's.
@@ -20,7 +20,7 @@ macro_rules! exit_codes {
         }
 
         impl $name {
-            /// What `--help` says of exit codes.
+            /// Returns the text on exit codes for `--help`.
             pub fn help() -> String {
                 help(&[$(($code, $text)),*])
             }
@@ -49,7 +49,7 @@ fn help(codes: &[(u8, &str)]) -> String {
 }
 
 exit_codes! {
-    /// How `tidelog-format` ends.
+    /// Exit code of `tidelog-format`.
     FormatExit {
         Clean = 0, "done, nothing was wrong";
         Repaired = 1, "repair: damage was found and repaired";
@@ -63,7 +63,7 @@ exit_codes! {
 }
 
 exit_codes! {
-    /// How `tidelog-doctor` ends.
+    /// Exit code of `tidelog-doctor`.
     DoctorExit {
         Works = 0, "a path is proven to work, and none failed its trial";
         NothingWorks = 1, "no path that was tried works";
@@ -77,7 +77,7 @@ exit_codes! {
 }
 
 exit_codes! {
-    /// How `tidelog-plan` ends.
+    /// Exit code of `tidelog-plan`.
     PlanExit {
         Done = 0, "done";
         Unusable = 1, "a file cannot be read, or is no valid trace, machine, plan or benchmark result";
@@ -90,7 +90,7 @@ exit_codes! {
 }
 
 exit_codes! {
-    /// How `tidelog-bench` ends.
+    /// Exit code of `tidelog-bench`.
     BenchExit {
         Clean = 0, "every job ran to its end";
         Failed = 1, "an operation failed";

@@ -1,5 +1,5 @@
-//! What the command lines of all tools have in common: how they are read, the exit codes and their
-//! texts, sizes as people write them, and names that are safe to print.
+//! Command lines of all tools: how they are read, the exit codes and their texts, sizes as people
+//! write them, and names that are safe to print.
 
 mod exit;
 mod output;
@@ -14,7 +14,7 @@ pub use exit::{BenchExit, DoctorExit, FormatExit, PlanExit};
 pub use output::{complain, ended_by, error_document, fail, finish, form_of_errors, print};
 pub use quantity::parse_size;
 
-/// How a tool writes its output.
+/// Format of a tool's output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum OutputFormat {
     /// Text and tables for people
@@ -36,7 +36,7 @@ pub fn parse<C: Parser>() -> Result<C, ExitCode> {
     })
 }
 
-/// Whether this process may do everything, so that nobody is told to try that.
+/// Returns whether this process may do everything, so that nobody is told to try that.
 pub fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
@@ -46,7 +46,7 @@ pub fn completions<C: CommandFactory>(shell: Shell) -> String {
     completions_of(&mut C::command(), shell)
 }
 
-/// The same, of a tool that makes its command itself.
+/// Returns the completions of a tool that makes its command itself.
 pub fn completions_of(command: &mut clap::Command, shell: Shell) -> String {
     let (name, mut script) = (command.get_name().to_owned(), Vec::new());
     clap_complete::generate(shell, command, name, &mut script);

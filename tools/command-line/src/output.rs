@@ -1,4 +1,4 @@
-//! What tools print, for people or for programs, and how they end where it gets lost.
+//! Output of tools, for people or for programs, and how they end where it gets lost.
 
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
@@ -45,7 +45,7 @@ pub fn fail(
     exit.into()
 }
 
-/// Why there is no answer, for programs.
+/// Returns the reason why there is no answer, for programs.
 pub fn error_document(message: &str, help: &str, exit: u8) -> Value {
     json!({ "error": message, "help": help, "exit": exit })
 }
@@ -67,8 +67,8 @@ pub fn ended_by(tool: &str, error: &clap::Error, form: OutputFormat) -> ExitCode
     fail(tool, form, message.trim(), help.trim(), exit)
 }
 
-/// In which form errors are wanted on a command line that makes no sense: JSON if this option says
-/// so anywhere.
+/// Returns the format of errors for a command line that is invalid: JSON if this option says so
+/// anywhere.
 pub fn form_of_errors(option: &str, arguments: impl IntoIterator<Item = String>) -> OutputFormat {
     let mut arguments = arguments.into_iter().take_while(|it| it != "--");
     let is_json = |value: &str| value.split(',').any(|form| form == "json" || form == "json+");
@@ -85,7 +85,7 @@ pub fn form_of_errors(option: &str, arguments: impl IntoIterator<Item = String>)
     OutputFormat::Text
 }
 
-/// What remains to be said of a write to standard output.
+/// Keeps the errors of writing to standard output that are to be reported.
 fn kept(written: io::Result<()>) -> io::Result<()> {
     match written.and_then(|()| io::stdout().flush()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error),

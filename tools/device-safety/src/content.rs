@@ -1,4 +1,4 @@
-//! What a device holds.
+//! Contents of a device.
 //!
 //! libblkid knows every file system, RAID, volume manager and partition table there is, and gets
 //! better with each release of the distribution. No maintained crate does; a binding would make a C
@@ -21,14 +21,14 @@ use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::path::device::blank::{START_BYTES, partition_starts};
 use tidelog_engine::pool::inspect::probe;
 
-/// Something on a device that has a name.
+/// Signature: something on a device that has a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signature {
-    /// As in `ext4`, `LVM2_member`, `linux_raid_member`, `gpt`.
+    /// Name, such as `ext4`, `LVM2_member`, `linux_raid_member`, `gpt`.
     pub name: String,
-    /// Where its mark stands, if that is known.
+    /// Offset of the signature, if that is known.
     pub offset: Option<String>,
-    /// Its label or identity, if it has one.
+    /// Label or identity, if it has one.
     pub label: Option<String>,
 }
 
@@ -45,8 +45,8 @@ impl std::fmt::Display for Signature {
     }
 }
 
-/// Where the programs are looked for. Not in `PATH`: this tool runs as root, and what it believes
-/// must not depend on the caller's environment.
+/// Returns the directories of the programs. Not in `PATH`: this tool runs as root, and what it
+/// believes must not depend on the caller's environment.
 pub fn program_directories() -> Vec<PathBuf> {
     ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from).to_vec()
 }
@@ -56,8 +56,8 @@ pub fn unfinished_pool(path: &Path) -> Option<u128> {
     UnfinishedFormat::decode(&first_superblock(path)?).map(|mark| mark.pool)
 }
 
-/// Whether such a format left the device or file, itself marked or with a superblock of one of
-/// these pools, whose other devices are. What it may have left is nobody's
+/// Returns whether such a format left the device or file, itself marked or with a superblock of one
+/// of these pools, whose other devices are. What it may have left is nobody's
 /// ([`UnfinishedFormat::may_have_left`]).
 pub(super) fn is_unfinished(path: &Path, unfinished: &[u128]) -> bool {
     let pool = || probe(&DeviceSpec::new(path)).ok()?.newest.ok().map(|it| it.pool);
@@ -70,7 +70,7 @@ fn first_superblock(path: &Path) -> Option<Vec<u8>> {
     Some(block)
 }
 
-/// What has a name on the device or in the file at `path`, as far as the programs tell.
+/// Returns the signatures on the device or in the file at `path`, as far as the programs tell.
 pub fn signatures(path: &Path, programs: &[PathBuf]) -> Vec<Signature> {
     let by_wipefs = find("wipefs", programs).and_then(|program| ask_wipefs(&program, path));
     let by_blkid = || find("blkid", programs).and_then(|program| ask_blkid(&program, path, 0));
@@ -81,7 +81,8 @@ fn find(name: &str, programs: &[PathBuf]) -> Option<PathBuf> {
     programs.iter().map(|it| it.join(name)).find(|it| it.is_file())
 }
 
-/// What has a name where a partition would begin, as on a device whose partition table was lost.
+/// Returns the signatures at places where a partition would begin, as on a device whose partition
+/// table was lost.
 pub fn signatures_of_partitions(path: &Path, size: u64, programs: &[PathBuf]) -> Vec<Signature> {
     let Some(program) = find("blkid", programs) else { return Vec::new() };
     let named = |start: u64| {
@@ -93,7 +94,7 @@ pub fn signatures_of_partitions(path: &Path, size: u64, programs: &[PathBuf]) ->
     starts.filter(|start| something_begins(path, *start, size)).flat_map(named).collect()
 }
 
-/// Whether the program is worth asking: it takes longer than to see that there is nothing.
+/// Returns whether the program is worth asking: it takes longer than to see that there is nothing.
 fn something_begins(path: &Path, start: u64, size: u64) -> bool {
     let mut bytes = vec![0; START_BYTES.min(size - start) as usize];
     let read = File::open(path).and_then(|file| file.read_exact_at(&mut bytes, start));
@@ -124,8 +125,8 @@ fn ask_wipefs(program: &Path, device: &Path) -> Option<Vec<Signature>> {
     Some(found.signatures.into_iter().map(signature).collect())
 }
 
-/// What begins at `start`. `None` if the program could not tell; it says the same for "nothing" and
-/// for "two things at once".
+/// Asks blkid for the signature at `start`. `None` if the program could not tell; it says the same
+/// for "nothing" and for "two things at once".
 fn ask_blkid(program: &Path, device: &Path, start: u64) -> Option<Vec<Signature>> {
     let start = start.to_string();
     let output = output(program, &["-p", "-o", "export", "-O", &start, "--"], device)?;
@@ -139,7 +140,8 @@ fn ask_blkid(program: &Path, device: &Path, start: u64) -> Option<Vec<Signature>
     Some(names.map(signature).collect())
 }
 
-/// What a program writes when it succeeds. It gets no environment but the language of its messages.
+/// Returns the output of a program that succeeds. It gets no environment but the language of its
+/// messages.
 fn output(program: &Path, arguments: &[&str], device: &Path) -> Option<Vec<u8>> {
     let output = Command::new(program)
         .args(arguments)

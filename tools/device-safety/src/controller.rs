@@ -23,7 +23,7 @@ impl fmt::Debug for ClaimedController {
 }
 
 impl ClaimedController {
-    /// Attaches it.
+    /// Attaches the controller.
     ///
     /// # Errors
     /// It is not there, or somebody else has it.
@@ -36,7 +36,7 @@ impl ClaimedController {
         self.0.size()
     }
 
-    /// What it holds that speaks against writing it.
+    /// Returns the contents that speak against writing it.
     ///
     /// # Errors
     /// It cannot be read.
@@ -49,12 +49,12 @@ impl ClaimedController {
         Ok(first_byte_set_by(read, self.size().0, &left)?.map(|at| Reason::NotBlank { at }))
     }
 
-    /// Whether a data path to it is open.
+    /// Returns whether a data path to it is open.
     pub fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
 
-    /// What opens the data path to these, in stripe order.
+    /// Returns the provider of the data path to these, in stripe order.
     pub fn provider<'a>(attached: impl Iterator<Item = &'a Self>) -> Box<dyn PathProvider> {
         Box::new(SpdkControllers(attached.map(|it| Arc::clone(&it.0)).collect()))
     }

@@ -19,8 +19,8 @@ use super::refusal::{DeviceRefusal, Reason};
 use super::system::{BlockDevice, DeviceNumber, System, is_claimed};
 use super::target::{NamedDevice, TargetKind};
 
-/// Everything that speaks against writing this device. These pools are `unfinished`, as other
-/// devices that are named with it say ([`unfinished_pool`]).
+/// Returns all reasons against writing this device. These pools are `unfinished`, as other devices
+/// that are named with it say ([`unfinished_pool`]).
 ///
 /// [`unfinished_pool`]: super::unfinished_pool
 ///
@@ -45,7 +45,7 @@ pub fn refusals(
     Ok(reasons.into_iter().map(refusal).collect())
 }
 
-/// Who uses a device, and what it holds that has a name, for those who write nothing: a few reads,
+/// Returns the users of a device and its signatures, for those who write nothing: a few reads,
 /// whether it is blank would take a thousand.
 ///
 /// # Errors
@@ -121,7 +121,8 @@ fn users_of_block_device(
     Ok(reasons)
 }
 
-/// What a drive is that no pool is made of. Not every user may send an `NVMe` drive a command.
+/// Returns the reason why a drive is unsuitable for a pool. Not every user may send an `NVMe` drive
+/// a command.
 fn unsuitable(target: &NamedDevice, device: &BlockDevice) -> Option<Reason> {
     let said = || {
         let file = File::open(&target.path).ok()?;
@@ -157,7 +158,7 @@ fn neighbouring_pools(device: &BlockDevice) -> Vec<Reason> {
     reasons
 }
 
-/// What it holds that has a name; not what an interrupted format `left`.
+/// Returns the signatures of a target, without those that an interrupted format `left`.
 fn named_content(target: &NamedDevice, programs: &[PathBuf], left: bool) -> Vec<Reason> {
     let mut reasons = if left { Vec::new() } else { pool_reasons(&target.spec()) };
     // What the kernel does not drive has no node that a program could look at.

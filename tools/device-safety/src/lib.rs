@@ -1,4 +1,4 @@
-//! What a name on the command line really is, and whether it may be written.
+//! Identity of a device that the command line names, and whether it may be written.
 //!
 //! A wrong device is the one mistake that a tool must make impossible to make by accident. Names
 //! are resolved to devices first (symbolic links followed, nodes compared by device number). Then

@@ -25,7 +25,7 @@ impl ClaimedController {
         match *self {}
     }
 
-    /// What it holds that speaks against writing it.
+    /// Returns the contents that speak against writing it.
     ///
     /// # Errors
     /// It cannot be read.
@@ -33,12 +33,12 @@ impl ClaimedController {
         match *self {}
     }
 
-    /// Whether a data path to it is open.
+    /// Returns whether a data path to it is open.
     pub fn is_in_use(&self) -> bool {
         match *self {}
     }
 
-    /// What opens the data path to these, in stripe order.
+    /// Returns the provider of the data path to these, in stripe order.
     pub fn provider<'a>(_: impl Iterator<Item = &'a Self>) -> Box<dyn PathProvider> {
         // Of no controllers, which it refuses.
         Box::new(KernelDevices::new(Vec::new(), PathChoice::Spdk))

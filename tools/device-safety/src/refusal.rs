@@ -1,4 +1,4 @@
-//! What speaks against writing a device.
+//! Reasons against writing a device.
 
 use std::fmt;
 
@@ -9,39 +9,39 @@ use tidelog_engine::path::device::users::DeviceUse;
 pub struct DeviceRefusal {
     /// The device, as it was named.
     pub device: String,
-    /// What speaks against it.
+    /// Reason against writing it.
     pub reason: Reason,
 }
 
-/// What speaks against writing a device.
+/// Reason against writing a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// It, or a partition of it, carries the root file system.
+    /// The device, or a partition of it, carries the root file system.
     HoldsRoot,
-    /// It is mounted: the device (or its partition) and where.
+    /// The device is mounted: the device (or its partition) and where.
     Mounted {
         /// The name of the device or partition.
         what: String,
         /// The mount point.
         at: String,
     },
-    /// Another device is made of it: LVM, RAID, encryption, a loop device.
+    /// The device is part of another one: LVM, RAID, encryption, a loop device.
     HeldBy {
         /// The name of the device or partition.
         what: String,
         /// The device that holds it.
         holder: String,
     },
-    /// It is swap space in use.
+    /// The device is swap space in use.
     Swap {
         /// The name of the device or partition.
         what: String,
     },
     /// The kernel gave it to somebody else exclusively, and no file says to whom.
     Claimed,
-    /// Another program has it locked, or open for writing.
+    /// The device is locked, or open for writing, in another program.
     Used {
-        /// How.
+        /// Kind of the use.
         how: DeviceUse,
     },
     /// A process has a share of the Tidelog pool on it open.
@@ -49,44 +49,45 @@ pub enum Reason {
         /// The process, if it said its name.
         holder: String,
     },
-    /// It cannot be written.
+    /// The device is read-only.
     ReadOnly,
-    /// It is neither a directory, nor a file, nor a block device.
+    /// The name is neither that of a directory, nor a file, nor a block device.
     NoDevice {
-        /// What it is.
+        /// Kind of the file.
         found: &'static str,
     },
-    /// There is nothing of that name.
+    /// The name does not exist.
     Missing {
-        /// What is not there.
+        /// Part of the path that is missing.
         why: String,
     },
-    /// It is a kind of drive that Tidelog does not use.
+    /// The drive is of a kind that Tidelog does not use.
     Unsuitable {
-        /// Why not.
+        /// The reason why not.
         why: String,
     },
-    /// Another name on the command line is the same device, or a part of it.
+    /// The device is named twice: another name on the command line is the same device, or a part of
+    /// it.
     SameAs {
-        /// The other name.
+        /// Name that is the same device.
         other: String,
     },
     /// The kernel knows partitions on it.
     Partitioned {
-        /// Their names.
+        /// Names of the partitions.
         partitions: Vec<String>,
     },
-    /// It belongs to a Tidelog pool.
+    /// The device belongs to a Tidelog pool.
     Pool {
-        /// What is known about that pool.
+        /// Description of that pool.
         description: String,
     },
-    /// It holds something that has a name.
+    /// The device holds something that has a name.
     Holds {
-        /// What, and where.
+        /// Signatures, and their places.
         signatures: Vec<String>,
     },
-    /// It holds something that nothing here knows.
+    /// The device holds something unknown.
     NotBlank {
         /// The first byte that is not zero, of those that were looked at.
         at: u64,
@@ -94,7 +95,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Whether naming the device in `--overwrite` sets this aside.
+    /// Returns whether naming the device in `--overwrite` sets this aside.
     pub fn may_be_overridden(&self) -> bool {
         matches!(
             self,
@@ -128,7 +129,7 @@ impl Reason {
         }
     }
 
-    /// What to do about it.
+    /// Returns the advice.
     pub fn help(&self, device: &str) -> String {
         match self {
             Self::HoldsRoot => "this is never written; name another device".to_owned(),

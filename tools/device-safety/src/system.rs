@@ -1,4 +1,4 @@
-//! What the kernel says about block devices and their users: sysfs, the mount table, the swap
+//! Tables of the kernel about block devices and their users: sysfs, the mount table, the swap
 //! table.
 
 use std::collections::BTreeSet;
@@ -25,7 +25,7 @@ pub struct DeviceNumber {
 }
 
 impl DeviceNumber {
-    /// From `st_rdev` or `st_dev`.
+    /// Converts `st_rdev` or `st_dev`.
     pub fn from_raw(raw: u64) -> Self {
         // As the C library's `major` and `minor` take it apart.
         let major = ((raw >> 32) & 0xFFFF_F000) | ((raw >> 8) & 0xFFF);
@@ -39,7 +39,7 @@ impl DeviceNumber {
         metadata.file_type().is_block_device().then(|| Self::from_raw(metadata.rdev()))
     }
 
-    /// From what sysfs writes, as in `259:0`.
+    /// Parses the text of sysfs, such as `259:0`.
     pub fn parse(text: &str) -> Option<Self> {
         let (major, minor) = text.trim().split_once(':')?;
         Some(Self { major: major.parse().ok()?, minor: minor.parse().ok()? })
@@ -55,9 +55,9 @@ impl fmt::Display for DeviceNumber {
 /// A block device in sysfs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockDevice {
-    /// Its number.
+    /// The number.
     pub number: DeviceNumber,
-    /// Its name, as in `nvme0n1p1`.
+    /// The name, as in `nvme0n1p1`.
     pub name: String,
     directory: PathBuf,
 }
@@ -70,7 +70,7 @@ impl BlockDevice {
         Some(Self { number, name, directory: directory.to_path_buf() })
     }
 
-    /// Its partitions.
+    /// Returns the partitions.
     pub fn partitions(&self) -> Vec<Self> {
         let inside = self.linked(".");
         let found = inside.iter().filter_map(|name| Self::at(&self.directory.join(name)));
@@ -86,58 +86,58 @@ impl BlockDevice {
         Some(fs::read_to_string(self.directory.join(attribute)).ok()?.trim().to_owned())
     }
 
-    /// Whether it is a partition of another device.
+    /// Returns whether the block device is a partition of another device.
     pub fn is_partition(&self) -> bool {
         self.directory.join("partition").exists()
     }
 
-    /// Whether the kernel refuses to write it.
+    /// Returns whether the kernel refuses to write it.
     pub fn is_read_only(&self) -> bool {
         self.read("ro").is_some_and(|ro| ro == "1")
     }
 
-    /// What its maker calls it.
+    /// Returns the model name.
     pub fn model(&self) -> Option<String> {
         self.read("device/model").filter(|model| !model.is_empty())
     }
 
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     pub fn size(&self) -> u64 {
         // sysfs counts in sectors of 512 bytes, whatever the device does.
         self.read("size").and_then(|size| size.parse::<u64>().ok()).unwrap_or(0) * 512
     }
 
-    /// Whether it is a namespace of an `NVMe` controller, as a whole.
+    /// Returns whether the block device is a namespace of an `NVMe` controller, as a whole.
     pub fn is_nvme_namespace(&self) -> bool {
         self.name.starts_with("nvme") && !self.is_partition()
     }
 
-    /// Whether its blocks are written in order, zone by zone, whoever its maker is.
+    /// Returns whether the blocks are written in order, zone by zone, whoever its maker is.
     pub fn is_zoned(&self) -> bool {
         self.read("queue/zoned").is_some_and(|zoned| zoned != "none")
     }
 
-    /// The other namespaces of an `NVMe` namespace's controller.
+    /// Returns the names of the namespaces that share an `NVMe` namespace's controller.
     pub fn neighbours(&self) -> Vec<String> {
         let beside = self.directory.parent().and_then(Self::beneath).unwrap_or_default();
         let others = beside.into_iter().filter(|it| it.number != self.number);
         others.filter(Self::is_nvme_namespace).map(|it| it.name).collect()
     }
 
-    /// Its node, if that stands for it.
+    /// Returns the device node, if that stands for it.
     fn node(&self) -> Option<PathBuf> {
         let node = Path::new("/dev").join(&self.name);
         (DeviceNumber::of_path(&node) == Some(self.number)).then_some(node)
     }
 
-    /// What is behind it, if it is a loop device and may be asked.
+    /// Returns the file or device behind a loop device, if it may be asked.
     fn loop_backing(&self) -> Option<LoopBacking> {
         self.read("loop/backing_file")?;
         loop_backing(&fs::File::open(self.node()?).ok()?).ok()
     }
 
-    /// Whether the kernel has given it, or a partition of it, to somebody exclusively, as it does
-    /// what is mounted.
+    /// Returns whether the kernel has given it, or a partition of it, to somebody exclusively, as
+    /// it does what is mounted.
     fn is_claimed(&self) -> bool {
         self.node().is_some_and(|node| is_claimed(&node).unwrap_or(false))
     }
@@ -202,7 +202,7 @@ impl System {
         devices
     }
 
-    /// Everybody who uses a block device, through the whole of it or through a partition, and
+    /// Returns all users of a block device, through the whole of it or through a partition, and
     /// whether it carries the root file system. The first is asked of the device, its partitions,
     /// and the disk that it is a partition of.
     pub fn users(&self, device: &BlockDevice) -> Vec<Reason> {
@@ -247,7 +247,7 @@ impl System {
         reasons
     }
 
-    /// Everybody who uses a regular file as a whole.
+    /// Returns all users of a regular file as a whole.
     pub fn users_of_file(&self, path: &Path) -> Vec<Reason> {
         let what = || path.display().to_string();
         // Its users may know it by the name of another hard link.
@@ -350,8 +350,8 @@ impl System {
     }
 }
 
-/// Whether the kernel has given a block device to somebody exclusively. The claim by which that is
-/// found out ends at once.
+/// Returns whether the kernel has given a block device to somebody exclusively. The claim by which
+/// that is found out ends at once.
 pub(super) fn is_claimed(path: &Path) -> io::Result<bool> {
     let flags = (OFlag::O_EXCL | OFlag::O_CLOEXEC).bits();
     match fs::OpenOptions::new().read(true).custom_flags(flags).open(path) {

@@ -1,4 +1,5 @@
-//! From a name on the command line to a device, and everything that speaks against writing it.
+//! Resolution of a name on the command line to a device, and everything that speaks against writing
+//! it.
 
 use std::fmt;
 use std::fs;
@@ -13,7 +14,7 @@ use super::controller::ClaimedController;
 use super::refusal::{DeviceRefusal, Reason};
 use super::system::{BlockDevice, DeviceNumber, System};
 
-/// What a device is to the operating system.
+/// Kind of a device for the operating system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TargetKind {
     /// A block device that exists.
@@ -24,17 +25,17 @@ pub enum TargetKind {
     NewFile,
     /// A namespace of a controller that the kernel does not drive.
     Controller(ControllerName),
-    /// Something that is no device.
+    /// File of another kind, which is no device.
     Other(&'static str),
 }
 
-/// How much of a drive a device is: whole drives can be deallocated and handed to user-space
+/// Scope of a device on its drive: whole drives can be deallocated and handed to user-space
 /// drivers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// An `NVMe` namespace.
     WholeNamespace,
-    /// Another whole block device.
+    /// Whole block device of another kind.
     WholeDevice,
     /// A namespace of a controller that the kernel does not drive.
     Controller,
@@ -63,18 +64,18 @@ pub struct NamedDevice {
     pub given: String,
     /// The file or node that it stands for, without symbolic links.
     pub path: PathBuf,
-    /// What it is.
+    /// Kind of the device.
     pub kind: TargetKind,
-    /// What it is, whatever it is called; `None` for a file that will be made.
+    /// Identity, independent of the name; `None` for a file that will be made.
     pub identity: Option<DeviceIdentity>,
-    /// Its size; zero for a file that will be made.
+    /// The size; zero for a file that will be made.
     pub size: ByteCount,
-    /// How much of a drive it is.
+    /// Scope of the device on its drive.
     pub scope: Scope,
 }
 
 impl NamedDevice {
-    /// What the name stands for.
+    /// Resolves the name.
     ///
     /// # Errors
     /// It could not be looked at.
@@ -164,22 +165,23 @@ impl NamedDevice {
         })
     }
 
-    /// For the engine.
+    /// Returns the name for the engine.
     pub fn spec(&self) -> DeviceSpec {
         DeviceSpec::new(&self.path)
     }
 
-    /// Whether it is made of blocks that can be given back, as those of a file cannot.
+    /// Returns whether the named device is made of blocks that can be given back, as those of a
+    /// file cannot.
     pub fn is_block_device(&self) -> bool {
         matches!(self.kind, TargetKind::Block(_) | TargetKind::Controller(_))
     }
 
-    /// Whether the kernel knows partitions on it.
+    /// Returns whether the kernel knows partitions on it.
     pub fn has_partitions(&self) -> bool {
         matches!(&self.kind, TargetKind::Block(device) if !device.partitions().is_empty())
     }
 
-    /// What its maker calls it.
+    /// Returns the model name.
     pub fn model(&self) -> Option<String> {
         let TargetKind::Block(device) = &self.kind else { return None };
         device.model().or_else(|| device.parent()?.model())

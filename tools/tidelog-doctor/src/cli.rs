@@ -21,7 +21,7 @@ Examples:
   tidelog-doctor unbind 0000:3b:00.0 --yes
       returns the SSD to the kernel, once no program uses it";
 
-/// What follows the options in the help.
+/// Returns the text behind the options in the help.
 fn after_help() -> String {
     [&DoctorExit::help(), EXAMPLES].join("\n\n")
 }
@@ -30,28 +30,28 @@ fn after_help() -> String {
 #[derive(Debug, Parser)]
 #[command(name = "tidelog-doctor", version, after_help = after_help())]
 pub struct DoctorCli {
-    /// How to write output, errors included
+    /// Format of output, errors included
     #[arg(long, global = true, value_enum, default_value_t, value_name = "FORM")]
     pub output: OutputFormat,
-    /// Where the kernel's tables are.
+    /// Directory of the kernel's device tables.
     #[arg(long, global = true, hide = true, default_value = "/sys")]
     pub sysfs: PathBuf,
-    /// Where the kernel's other tables are.
+    /// Directory of the kernel's process tables.
     #[arg(long, global = true, hide = true, default_value = "/proc")]
     pub procfs: PathBuf,
-    /// Where the kernel's configuration is.
+    /// Directory of the kernel's configuration.
     #[arg(long, global = true, hide = true, default_value = "/boot")]
     pub boot: PathBuf,
-    /// Where udev keeps what it knows of devices.
+    /// Directory of udev's database.
     #[arg(long, global = true, hide = true, default_value = "/run/udev/data")]
     pub udev: PathBuf,
-    /// Where the nodes of devices are.
+    /// Directory of device nodes.
     #[arg(long, global = true, hide = true, default_value = "/dev")]
     pub devfs: PathBuf,
-    /// Where SPDK locks a file for each controller.
+    /// Directory in which SPDK locks a file for each controller.
     #[arg(long, global = true, hide = true, default_value = "/var/tmp")]
     pub claims: PathBuf,
-    /// What to do.
+    /// Command to run.
     #[command(subcommand)]
     pub command: DoctorCommand,
 }
@@ -81,7 +81,7 @@ pub struct CheckArgs {
     /// A pool's devices, separated by commas: a tensor is put, read back and deleted by every path
     #[arg(long, value_name = "DEVICE,DEVICE")]
     pub pool: Vec<String>,
-    /// How many bytes to write and read in each trial
+    /// Bytes to write and read in each trial
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "64MiB")]
     pub size: ByteCount,
     /// The library of cuFile, if it is not found by itself
@@ -98,7 +98,7 @@ pub struct BindArgs {
     /// The driver to bind it to
     #[arg(long, value_enum, default_value_t)]
     pub driver: DriverChoice,
-    /// What `unbind` takes, too.
+    /// Arguments that `unbind` takes, too.
     #[command(flatten)]
     pub rebind: HandOverArgs,
 }
@@ -109,7 +109,7 @@ pub struct HandOverArgs {
     /// A PCI address, as in 0000:3b:00.0, or a namespace, as in nvme0n1
     #[arg(value_name = "DEVICE")]
     pub device: String,
-    /// Do it; without this only the steps are shown
+    /// Execute the steps; without this only the steps are shown
     #[arg(long)]
     pub yes: bool,
 }

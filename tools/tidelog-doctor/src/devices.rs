@@ -13,32 +13,32 @@ use crate::wear::{SsdWear, wear_of};
 /// A device, what it is, and why paths to it may not be open: found without writing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DeviceRow {
-    /// As in `nvme0n1`, or a PCI address where the kernel has no namespace of it.
+    /// Name such as `nvme0n1`, or a PCI address where the kernel has no namespace of it.
     pub name: String,
-    /// Where it is on PCI Express.
+    /// Address on PCI Express.
     pub pci_address: Option<String>,
-    /// Who drives it.
+    /// Driver of the device.
     pub driver: Option<String>,
-    /// Its NUMA node.
+    /// The NUMA node.
     pub numa_node: Option<u32>,
-    /// Its link.
+    /// The link.
     pub link: Option<String>,
-    /// Who uses it: what would have to end before a pool is made on it.
+    /// Users of the device: what would have to end before a pool is made on it.
     pub users: Vec<String>,
-    /// For each GPU, how far it is.
+    /// Distance of each GPU.
     pub gpus: Vec<String>,
-    /// What it says of its wear.
+    /// Wear as the device reports it.
     pub wear: Option<SsdWear>,
-    /// Why it does not.
+    /// The reason why it does not.
     pub wear_why_not: Option<String>,
-    /// Whether `tidelog-doctor bind` would take its controller.
+    /// True if `tidelog-doctor bind` would take its controller.
     pub may_be_bound: bool,
-    /// What stands in the way of the next better path, and what to type.
+    /// Obstacle to the next better path, and the command to type.
     pub next: String,
 }
 
 impl DeviceRow {
-    /// Whether a driver has it that leaves it to programs in user space.
+    /// Returns whether a driver has it that leaves it to programs in user space.
     pub fn is_in_user_space(&self) -> bool {
         matches!(self.driver.as_deref(), Some("vfio-pci" | "uio_pci_generic"))
     }

@@ -1,5 +1,5 @@
-//! What the kernel shows of this machine, as far as data paths care. Reads only, and where
-//! something cannot be read it says so.
+//! Facts of this machine as far as data paths care. Reads only, and where something cannot be read
+//! it says so.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,7 +11,8 @@ use tidelog_engine::memory::SystemMemory;
 use tidelog_engine::path::uring::ProbedRing;
 use tidelog_engine::units::ByteCount;
 
-/// Where the kernel's tables are. Fields, so that tests can show machines that they do not have.
+/// Directories of the kernel's tables. Fields, so that tests can show machines that they do not
+/// have.
 #[derive(Clone, Debug)]
 pub struct Roots {
     /// `/sys`.
@@ -27,11 +28,11 @@ pub struct Roots {
 /// A fact, whether it stands in the way of a better path, and what to type then.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Fact {
-    /// What it is about.
+    /// Subject of the fact.
     pub name: &'static str,
-    /// What is so.
+    /// Value that was found.
     pub found: String,
-    /// What to do for a better path; empty where there is nothing to do.
+    /// Advice for a better path; empty where there is nothing to do.
     pub next: String,
 }
 
@@ -39,7 +40,7 @@ pub(crate) fn fact(name: &'static str, found: impl Into<String>, next: impl Into
     Fact { name, found: found.into(), next: next.into() }
 }
 
-/// Everything, in the order of the page.
+/// Returns all facts, in the order of the page.
 pub fn all(roots: &Roots, has: Has) -> Vec<Fact> {
     let mut facts = vec![
         kernel(roots, has),
@@ -59,7 +60,7 @@ pub fn all(roots: &Roots, has: Has) -> Vec<Fact> {
     facts
 }
 
-/// What the machine has: nothing is advised for what it has not.
+/// Parts of the machine: nothing is advised for what it has not.
 #[derive(Clone, Copy, Debug)]
 pub struct Has {
     /// A GPU.
@@ -69,7 +70,7 @@ pub struct Has {
 }
 
 impl Has {
-    /// Whether an SSD could reach a GPU.
+    /// Returns whether an SSD could reach a GPU.
     fn peers(self) -> bool {
         self.gpu && self.nvme
     }
@@ -84,12 +85,12 @@ impl Roots {
         Some(fs::read_to_string(self.sysfs.join(name)).ok()?.trim().to_owned())
     }
 
-    /// Whether the kernel has a module, loaded or built in.
+    /// Returns whether the kernel has a module, loaded or built in.
     pub(crate) fn has_module(&self, name: &str) -> bool {
         self.sysfs.join("module").join(name).exists()
     }
 
-    /// What version a module that is loaded says it is.
+    /// Returns the version of a loaded module.
     pub(crate) fn module_version(&self, name: &str) -> Option<String> {
         self.sys(&format!("module/{name}/version"))
     }
@@ -111,7 +112,7 @@ fn kernel(roots: &Roots, has: Has) -> Fact {
     fact("kernel", release, next)
 }
 
-/// What a kernel must have been built with.
+/// Options with which a kernel must have been built.
 const OPTIONS: [&str; 4] =
     ["CONFIG_IO_URING", "CONFIG_BLK_DEV_NVME", "CONFIG_PCI_P2PDMA", "CONFIG_VFIO_PCI"];
 
@@ -146,7 +147,7 @@ fn packed_config(roots: &Roots) -> Option<String> {
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Whether this process may use `io_uring`.
+/// Returns the fact on this process's use of `io_uring`.
 pub(crate) fn io_uring(roots: &Roots) -> Fact {
     let why = match ProbedRing::probe(8, None) {
         Ok(_) => return fact("io_uring", "allowed", ""),
@@ -164,7 +165,7 @@ pub(crate) fn io_uring(roots: &Roots) -> Fact {
     fact("io_uring", format!("refused: {why}"), next)
 }
 
-/// What a budget on the host must stay below.
+/// Returns the limit of a budget on the host.
 fn memory(roots: &Roots) -> Fact {
     let memory = match SystemMemory::read_at(&roots.procfs) {
         Ok(memory) => memory,

@@ -12,26 +12,26 @@ const DRIVER: &str = "nvidia";
 /// A GPU. What neither the kernel nor NVML tells is nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct GpuRow {
-    /// Where it is on PCI Express.
+    /// Address on PCI Express.
     pub pci_address: String,
-    /// Its maker's name for it.
+    /// Product name.
     pub name: Option<String>,
     /// The version of NVIDIA's driver.
     pub driver: Option<String>,
     /// The kernel's driver that has it.
     pub kernel_driver: Option<String>,
-    /// Its NUMA node.
+    /// The NUMA node.
     pub numa_node: Option<u32>,
-    /// Its link.
+    /// The link.
     pub link: Option<String>,
-    /// What of its memory the PCI bus can see at once.
+    /// Size of the memory that the PCI bus can see at once.
     pub bar1_bytes: Option<u64>,
-    /// What of that is in use.
+    /// Part of that which is in use.
     pub bar1_used_bytes: Option<u64>,
     /// The SSDs that serve it best: each SSD is some GPU's, the nearest one's, and of several as
     /// near the one's that has fewest. A pool for this GPU is best made of these.
     pub ssds: Vec<String>,
-    /// What stands in the way of using it, and what to type.
+    /// Obstacle to using it, and the command to type.
     pub next: String,
 }
 
@@ -74,7 +74,7 @@ fn of_the_kernel(gpu: &PciDevice, advice: &Advice) -> GpuRow {
     }
 }
 
-/// Its namespace if it has just one, else its address.
+/// Returns the name of an SSD: its namespace if it has just one, else its address.
 fn name_of(ssd: &PciDevice, sysfs: &Sysfs) -> String {
     let mut names = sysfs.namespaces(ssd);
     match (names.pop(), names.is_empty()) {
@@ -83,7 +83,7 @@ fn name_of(ssd: &PciDevice, sysfs: &Sysfs) -> String {
     }
 }
 
-/// In a container the kernel may show less than NVML.
+/// Adds the row of a GPU, of which the kernel may show less than NVML.
 fn add(told: &NvmlGpu, rows: &mut Vec<GpuRow>) {
     let at = rows.iter().position(|row| row.pci_address == told.pci_address).unwrap_or_else(|| {
         rows.push(GpuRow { pci_address: told.pci_address.clone(), ..GpuRow::default() });
@@ -97,7 +97,7 @@ fn add(told: &NvmlGpu, rows: &mut Vec<GpuRow>) {
 }
 
 impl GpuRow {
-    /// On one line.
+    /// Returns the row on one line.
     pub fn text(&self) -> String {
         let known = |text: &Option<String>| text.clone().unwrap_or_else(|| "unknown".to_owned());
         let bar1 = self.bar1_bytes.map_or_else(|| "unknown".into(), |it| ByteCount(it).to_string());
@@ -110,7 +110,7 @@ impl GpuRow {
         )
     }
 
-    /// Which SSDs to give it, if any.
+    /// Returns the SSDs to give it, if any.
     pub fn ssds_text(&self) -> Option<String> {
         (!self.ssds.is_empty()).then(|| format!("served best by {}", self.ssds.join(", ")))
     }

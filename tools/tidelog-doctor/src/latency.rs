@@ -6,15 +6,15 @@ use std::fs;
 
 use crate::facts::{Fact, Roots, fact};
 
-/// A device is far off if an operation takes so many times as long as usually.
+/// Factor over its usual time from which an operation shows a device that is far off.
 const TIMES: f64 = 8.0;
-/// What is shorter is nobody's concern, in milliseconds.
+/// Least latency that is reported, in milliseconds.
 const NOTICED: f64 = 20.0;
 /// Operations that make a history, and those that say something about now.
 const HISTORY: u64 = 1000;
 const SAMPLE: u64 = 8;
 
-/// What the kernel has counted of each block device.
+/// Counters of the kernel for each block device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counted(BTreeMap<String, Counts>);
 
@@ -66,7 +66,7 @@ fn parse(text: &str) -> Option<Counts> {
     Some(Counts { reads: kind(reads, reading), writes: kind(writes, writing), in_flight })
 }
 
-/// What is far off, between two moments.
+/// Returns latencies that are far off, between two moments.
 pub fn latency(before: &Counted, after: &Counted) -> Fact {
     let pairs = before.0.iter().filter_map(|(name, before)| {
         let after = after.0.get(name)?;

@@ -1,5 +1,4 @@
-//! Which data paths work on this machine, proven by a round trip, and exactly why the others do
-//! not.
+//! Data paths that work on this machine, proven by a round trip, and exactly why the others do not.
 //!
 //! Reads what the kernel shows ([`facts`], [`gpus`], [`devices`], [`latency`]), tries every path
 //! from the host's memory and each GPU's on a scratch area that it was given and on nothing else

@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What to print, and how it ended.
+/// Runs the command; returns the output and the exit code.
 fn run(cli: &DoctorCli) -> Result<(String, DoctorExit), DoctorFailure> {
     match &cli.command {
         DoctorCommand::Check(arguments) => check(cli, arguments),

@@ -18,25 +18,25 @@ use crate::devices::DeviceRow;
 use crate::facts::{Fact, Roots, huge_pages, io_uring};
 use crate::ways::{By, NoGpu, map, open_cufile};
 
-/// Where data paths are tried.
+/// Command that tries data paths.
 pub const TRY: &str = "tidelog-doctor check --scratch DIRECTORY";
 
-/// What makes a program of ours that has SPDK.
+/// Command that builds this program with SPDK.
 const BUILD: &str = "cargo build --release -p tidelog-doctor --features spdk";
 
-/// What commands are chosen by.
+/// Facts by which commands are chosen.
 #[derive(Debug)]
 pub struct Advice<'a> {
-    /// Where the kernel's tables are.
+    /// Directories of the kernel's tables.
     pub roots: &'a Roots,
     /// The machine's devices.
     pub pci: &'a [PciDevice],
-    /// Its SSDs.
+    /// The SSDs.
     pub devices: &'a [DeviceRow],
 }
 
 impl Advice<'_> {
-    /// Where a path from the host's memory does not open.
+    /// Returns the command for a path from the host's memory that does not open.
     pub fn for_host(&self, by: By, area: &Path) -> String {
         if let Some(name) = controller_of(area) {
             // No other path reaches it.
@@ -56,7 +56,7 @@ impl Advice<'_> {
         }
     }
 
-    /// Where a path from a GPU's memory does not open.
+    /// Returns the command for a path from a GPU's memory that does not open.
     pub fn for_gpu(&self, by: By, gpu: i32, area: &Path, arguments: &CheckArgs) -> String {
         let gpu = match Gpu::open(gpu) {
             Ok(gpu) => gpu,
@@ -78,7 +78,8 @@ impl Advice<'_> {
         }
     }
 
-    /// Where CUDA shows no GPU. A machine that has none has no command for that.
+    /// Returns the command for a machine on which CUDA shows no GPU. A machine that has none has no
+    /// command for that.
     pub fn for_no_gpu(&self, why: &NoGpu) -> String {
         let shown = self.pci.iter().any(PciDevice::is_gpu);
         let loaded = self.roots.has_module("nvidia");
@@ -117,8 +118,8 @@ impl Advice<'_> {
         .into()
     }
 
-    /// Where udev does not know the device that a file is on: cuFile asks it for the file system,
-    /// and takes no file there otherwise.
+    /// Returns the command for a device that udev does not know: cuFile asks it for the file
+    /// system, and takes no file there otherwise.
     fn for_udev(&self, device: u64) -> Option<String> {
         let (major, minor) = (libc::major(device), libc::minor(device));
         // What has no device (tmpfs) has a number of its own under major 0.
@@ -144,7 +145,7 @@ impl Advice<'_> {
         .into()
     }
 
-    /// For SPDK's driver to have an SSD, one step after the other.
+    /// Returns the commands by which SPDK's driver gets an SSD, one step after the other.
     pub fn for_spdk(&self) -> String {
         let handed_over = self.devices.iter().find(|device| device.is_in_user_space());
         let free = |device: &&DeviceRow| device.driver.is_some() && device.may_be_bound;
@@ -160,7 +161,7 @@ impl Advice<'_> {
         }
     }
 
-    /// For SPDK's driver to have this one.
+    /// Returns the command by which SPDK's driver gets this controller.
     fn for_controller(&self, name: &ControllerName) -> String {
         if !HAS_SPDK {
             return BUILD.into();
@@ -182,15 +183,15 @@ impl Advice<'_> {
         }
     }
 
-    /// For a GPU that CUDA shows, without having tried a path: the kernel's modules that the ways
-    /// past the host need.
+    /// Returns the command for a GPU that CUDA shows, without having tried a path: the kernel's
+    /// modules that the ways past the host need.
     pub fn for_modules(&self) -> String {
         let missing = [("nvidia_fs", "nvidia-fs"), ("gdrdrv", "gdrdrv")];
         let missing = missing.into_iter().find(|(name, _)| !self.roots.has_module(name));
         missing.map_or_else(String::new, |(_, name)| format!("sudo modprobe {name}"))
     }
 
-    /// Where an operation failed, or other bytes came back.
+    /// Returns the command after an operation that failed, or other bytes that came back.
     pub fn for_failure() -> String {
         "sudo dmesg | tail -n 50".into()
     }
@@ -208,7 +209,7 @@ mod tests {
 
     use super::*;
 
-    /// What the kernel shows, as a tree of files.
+    /// Files of the kernel's tables, as a tree.
     struct Tree(Roots);
 
     impl Tree {

@@ -1,21 +1,21 @@
-//! What is said when it does not do what it was asked for, and the exit code with it.
+//! Outcome of a command that failed, and the exit code with it.
 
 use tidelog_command_line::DoctorExit;
 
-/// It did not do what it was asked for.
+/// Failure of a command.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct DoctorFailure {
     /// The exit code.
     pub exit: DoctorExit,
-    /// What was wrong, and where.
+    /// Description of the error, and its place.
     pub message: String,
-    /// What to do about it; may be empty.
+    /// Advice; may be empty.
     pub help: String,
 }
 
 impl DoctorFailure {
-    /// With what to do about it.
+    /// Makes a failure with advice.
     pub fn new(exit: DoctorExit, message: impl Into<String>, help: impl Into<String>) -> Self {
         Self { exit, message: message.into(), help: help.into() }
     }

@@ -15,38 +15,38 @@ use crate::next::TRY;
 use crate::paths::{MemoryOwner, Row, Verdict};
 use crate::ways::By;
 
-/// Everything that was found.
+/// Page of all findings.
 #[derive(Debug)]
 pub struct DoctorPage {
-    /// What the kernel shows.
+    /// Facts that the kernel shows.
     pub facts: Vec<Fact>,
     /// The GPUs.
     pub gpus: Vec<GpuRow>,
-    /// Why NVML says nothing of them.
+    /// The reason why NVML says nothing of them.
     pub nvml_why_not: Option<NvmlUnavailable>,
     /// The SSDs.
     pub devices: Vec<DeviceRow>,
-    /// What was tried.
+    /// Rows of the trials.
     pub rows: Vec<Row>,
-    /// What to type for SPDK's driver to have an SSD.
+    /// Commands by which SPDK's driver gets an SSD.
     pub spdk_next: String,
 }
 
-/// What no file can show: said on every page, so that its absence is no riddle.
+/// Note on parts that no file can show: said on every page, so that its absence is no riddle.
 const SPDK: &str =
     "needs a whole SSD that was taken from the kernel (see `bind`); then `--pool spdk:ADDRESS`";
 
-/// What to type for the next better path.
+/// Command for the next better path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NextStep {
-    /// Which one that is.
+    /// Name of the path.
     pub path: String,
-    /// What to type.
+    /// Command to type.
     pub command: String,
 }
 
 impl DoctorPage {
-    /// How it ends.
+    /// Returns the exit code.
     pub fn exit(&self) -> DoctorExit {
         let any = |verdict| self.rows.iter().any(|row| row.verdict == verdict);
         match () {
@@ -74,7 +74,7 @@ impl DoctorPage {
         nearest.map(|(_, _, path, command)| NextStep { path, command: command.clone() })
     }
 
-    /// For people.
+    /// Returns the page for people.
     pub fn text(&self) -> String {
         let mut out = String::from("This machine\n");
         for fact in &self.facts {
@@ -123,7 +123,7 @@ impl DoctorPage {
         out
     }
 
-    /// For programs.
+    /// Returns the page for programs.
     pub fn json(&self) -> serde_json::Value {
         serde_json::json!({
             "machine": self.facts,

@@ -15,21 +15,21 @@ use crate::next::Advice;
 use crate::trial::{Measured, TrialError, round_trip};
 use crate::ways::{By, GPU, HOST, HOST_TO_FILES, NoGpu, gpus, of_gpu, of_host, without_gpu};
 
-/// What is known of a path.
+/// Verdict on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// A round trip came back whole.
     Works,
-    /// It does not open here.
+    /// The path does not open here.
     Absent,
-    /// It opened, and an operation failed.
+    /// The path opened, and an operation failed.
     Failed,
-    /// It opened, and other bytes came back.
+    /// The path opened, and other bytes came back.
     WrongBytes,
 }
 
-/// Whose memory a tensor is in.
+/// Owner of the memory of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MemoryOwner {
@@ -44,17 +44,17 @@ pub enum MemoryOwner {
 pub struct Row {
     /// The data path.
     pub path: By,
-    /// Where the tensor was.
+    /// Owner of the tensor's memory.
     pub memory: MemoryOwner,
     /// The GPU in whose memory, if there is one.
     pub gpu: Option<i32>,
-    /// Where it was tried.
+    /// Directory of the trial.
     pub scratch: PathBuf,
-    /// What came out.
+    /// Verdict on the path.
     pub verdict: Verdict,
-    /// Why it does not work, or what the path says of itself.
+    /// The reason why it does not work, or what the path says of itself.
     pub why: String,
-    /// What to type for it to work, if anything.
+    /// Command to type for it to work, if any.
     pub next: String,
     /// Bytes written in a second.
     pub write_bytes_per_second: Option<u64>,
@@ -65,12 +65,12 @@ pub struct Row {
 }
 
 impl Row {
-    /// Whether it works, for a tensor in this memory.
+    /// Returns whether the row works, for a tensor in this memory.
     pub fn is_proven_from(&self, memory: MemoryOwner) -> bool {
         self.memory == memory && self.verdict == Verdict::Works
     }
 
-    /// What it is of, in a word or two.
+    /// Returns the owner's name, in a word or two.
     pub fn name(&self) -> String {
         match (self.memory, self.gpu) {
             (MemoryOwner::Host, _) => self.path.to_string(),
@@ -101,7 +101,7 @@ pub fn try_all(arguments: &CheckArgs, advice: &Advice) -> io::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Where a tensor may be put.
+/// Area for a trial's tensor.
 struct Area<'a> {
     name: &'a Path,
     /// A pool's, or why there is none.
@@ -111,8 +111,8 @@ struct Area<'a> {
 }
 
 impl Area<'_> {
-    /// By each of these from the host's memory, then from each GPU's; where there is none each of
-    /// those says so.
+    /// Tries each of these paths from the host's memory, then from each GPU's; where there is none
+    /// each of those says so.
     fn try_all(&self, host: &[By], gpus: &Result<i32, NoGpu>) -> Vec<Row> {
         let mut rows: Vec<Row> = host.iter().map(|by| self.try_host(*by)).collect();
         match gpus {
@@ -208,7 +208,7 @@ impl Scratch {
 
     /// Makes a pool of it in which a tensor of this size has room.
     fn format(&self, size: ByteCount) -> Result<Vec<DeviceSpec>, TrialError> {
-        /// For what the log needs besides.
+        /// Space that the log needs besides.
         const ROOM: u64 = 64 << 20;
         let devices = vec![DeviceSpec::new(&self.0)];
         let device_size = Some(ByteCount(size.0.saturating_mul(2).saturating_add(ROOM)));

@@ -26,20 +26,20 @@ const SMALL: usize = 4096;
 /// a chance of one in 2^121.
 const TENSOR: TensorId = TensorId(0x7469_6465_6c6f_6764_6f63_746f_7274_7269);
 
-/// By what a tensor goes to the devices, and where it is.
+/// Route of a tensor to the devices: the data path and the memory.
 #[derive(Clone, Debug, Default)]
 pub struct Route {
     /// The engine's data path.
     pub path: PathChoice,
-    /// One that is no part of the engine, instead.
+    /// Backend outside of the engine, instead.
     pub backend: Option<Arc<dyn Backend>>,
     /// The GPU whose memory the tensor is in; the host's if there is none.
     pub gpu: Option<Arc<Gpu>>,
-    /// Whether it counts only if the path reaches the GPU's memory itself.
+    /// True if the route counts only if the path reaches the GPU's memory itself.
     pub reaching: bool,
 }
 
-/// What a round trip showed.
+/// Results of a round trip.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
     /// Bytes written in a second.
@@ -48,7 +48,7 @@ pub struct Measured {
     pub read: ByteCount,
     /// The median of small reads, one at a time.
     pub latency: Duration,
-    /// What the path says of itself.
+    /// Notes of the path.
     pub notes: Vec<String>,
 }
 
@@ -61,7 +61,7 @@ pub enum TrialError {
     /// An operation failed, or never came back.
     #[error("{0}")]
     Failed(String),
-    /// Other bytes came back than were written.
+    /// The bytes that came back differ from those written.
     #[error("wrong bytes came back: {0}")]
     WrongBytes(String),
 }
@@ -105,14 +105,15 @@ pub fn round_trip(
     Ok(measured)
 }
 
-/// How a pool is opened for a way.
+/// Returns the options to open a pool for a route.
 pub fn options_of(way: &Route) -> OpenOptions {
     let gpu = way.gpu.clone().map(|gpu| Arc::new(StagedGpu(gpu)) as Arc<dyn GpuMemory>);
     let (path, backend) = (way.path, way.backend.clone());
     OpenOptions { path, backend, gpu, housekeeping: None, ..OpenOptions::default() }
 }
 
-/// The same as [`round_trip`] in a pool that is open, by the way that it was opened for.
+/// Makes a round trip, as [`round_trip`] does, in a pool that is open, by the way that it was
+/// opened for.
 ///
 /// # Errors
 /// As for [`round_trip`].
@@ -195,7 +196,7 @@ fn get(
     }
 }
 
-/// What the path says of itself, and how the GPU's memory gets to it.
+/// Returns the notes of the path, and on how the GPU's memory gets to it.
 fn notes_of(reactor: ReactorStats) -> Vec<String> {
     let of_gpu = reactor.gpu.map(|gpu| match (gpu.reached, gpu.page_locked) {
         (Feature::On, _) => format!("{}: the path reaches its memory itself", gpu.name),
@@ -220,7 +221,7 @@ fn rate(bytes: u64, time: Duration) -> ByteCount {
     ByteCount(u64::try_from(u128::from(bytes) * 1_000_000_000 / nanoseconds).unwrap_or(u64::MAX))
 }
 
-/// How long something took, and what it gave.
+/// Measures the time of an action, and returns its result.
 fn timed<T, E>(act: impl FnOnce() -> Result<T, E>) -> Result<(Duration, T), E> {
     let begun = Instant::now();
     act().map(|given| (begun.elapsed(), given))

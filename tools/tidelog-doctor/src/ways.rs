@@ -16,7 +16,8 @@ use tidelog_gds::{Compat, Driver, GdsBackend, GdsOptions, Gpu};
 use crate::cli::CheckArgs;
 use crate::trial::{Route, TrialError};
 
-/// What brings a tensor to its devices. In the order of how much of the host they leave free.
+/// Data path by which a tensor gets to its devices. In the order of how much of the host they leave
+/// free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum By {
     /// Threads of `pread` and `pwrite`.
@@ -29,7 +30,7 @@ pub enum By {
     Gds,
     /// SPDK's driver.
     Spdk,
-    /// The same, which reads and writes a GPU's memory that gdrcopy maps.
+    /// SPDK, by which SSDs read and write a GPU's memory that gdrcopy maps.
     Gdrcopy,
 }
 
@@ -53,25 +54,25 @@ impl Serialize for By {
     }
 }
 
-/// What the host's memory goes by to files, which no other path takes.
+/// Paths of the host's memory to files, which no other path takes.
 pub const HOST_TO_FILES: [By; 2] = [By::Uring, By::Posix];
-/// What it goes by to devices that were named.
+/// Paths of the host's memory to devices that were named.
 pub const HOST: [By; 4] = [By::Uring, By::UringCmd, By::Posix, By::Spdk];
-/// What a GPU's memory goes by.
+/// Paths of a GPU's memory.
 pub const GPU: [By; 4] = [By::Uring, By::Posix, By::Gds, By::Gdrcopy];
 
-/// There is no GPU to try.
+/// Error of a machine without a GPU to try.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoGpu {
     /// CUDA does not work.
     #[error(transparent)]
     Cuda(#[from] CudaUnavailable),
-    /// It works, and shows none.
+    /// The driver works, and shows none.
     #[error("CUDA shows no GPU (CUDA_VISIBLE_DEVICES hides them)")]
     Hidden,
 }
 
-/// How many GPUs there are.
+/// Returns the number of GPUs.
 ///
 /// # Errors
 /// Why there is none.
@@ -82,7 +83,7 @@ pub fn gpus() -> Result<i32, NoGpu> {
     }
 }
 
-/// From the host's memory.
+/// Makes the route of the host's memory.
 pub fn of_host(by: By) -> Route {
     let path = match by {
         By::Posix => PathChoice::Posix,
@@ -93,7 +94,7 @@ pub fn of_host(by: By) -> Route {
     Route { path, ..Route::default() }
 }
 
-/// From a GPU's memory to these devices.
+/// Makes the route of a GPU's memory to these devices.
 ///
 /// # Errors
 /// Why gdrcopy's way is none; what the others lack, they say when they are opened.
@@ -121,8 +122,9 @@ pub fn of_gpu(
     }
 }
 
-/// Why there is no such way where there is no GPU: the library that would be missing next is told
-/// with it. cuFile is looked for and not opened: without a GPU its open may not return.
+/// Returns the reason why there is no such way where there is no GPU: the library that would be
+/// missing next is told with it. cuFile is looked for and not opened: without a GPU its open may
+/// not return.
 pub fn without_gpu(by: By, why: &NoGpu, arguments: &CheckArgs) -> TrialError {
     let library = match by {
         By::Gds => find_cufile(arguments).err().map(|error| error.to_string()),
@@ -164,7 +166,7 @@ fn are_the_kernels(devices: &[DeviceSpec]) -> Result<(), TrialError> {
     })
 }
 
-/// Only SPDK's driver hands a GPU's mapped memory to SSDs.
+/// Checks that SPDK drives the devices: only SPDK's driver hands a GPU's mapped memory to SSDs.
 fn serves_peers(devices: &[DeviceSpec], mapped: &str) -> Result<(), TrialError> {
     let kernels = devices.iter().find(|device| device.controller().is_none());
     let Some(device) = kernels.map(DeviceSpec::path) else { return Ok(()) };

@@ -1,5 +1,4 @@
-//! How worn an SSD is, by what its own log says. Reading that takes root, and a program that knows
-//! the command.
+//! Wear of an SSD by its own log. Reading that takes root, and a program that knows the command.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -8,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 use tidelog_command_line::is_root;
 
-/// What an SSD says of its wear.
+/// Wear that an SSD reports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SsdWear {
     /// Percent of its rated life that is used; may exceed 100.
@@ -49,7 +48,7 @@ pub fn wear_of(node: &Path, programs: &[PathBuf]) -> Result<SsdWear, String> {
     Err(why.join("; "))
 }
 
-/// Both programs' words for the same log.
+/// Reads the log in both programs' words.
 fn read(json: &Value) -> Option<SsdWear> {
     let log = json.get("nvme_smart_health_information_log").unwrap_or(json);
     let number = |names: &[&str]| {

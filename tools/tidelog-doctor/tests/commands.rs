@@ -1,4 +1,4 @@
-//! What the doctor says, and what it never does.
+//! Tests of the doctor's output, and of what it never does.
 
 mod common;
 

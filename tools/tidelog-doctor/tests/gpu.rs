@@ -32,7 +32,7 @@ fn arguments(scratch: &Directory) -> CheckArgs {
     }
 }
 
-/// What the tool says of these areas on that machine.
+/// Returns the tool's rows for these areas on that machine.
 fn rows(machine: &Machine, arguments: &CheckArgs) -> Vec<Row> {
     let roots = machine.roots();
     let system = System { sysfs: roots.sysfs.clone(), procfs: roots.procfs.clone() };
@@ -130,7 +130,7 @@ fn what_spdk_drives_is_no_other_path() {
     fake.assert_lawful();
 }
 
-/// On simulated controllers, which do peer DMA as SPDK's do.
+/// Checks gdrcopy's mapping on simulated controllers, which do peer DMA as SPDK's do.
 #[test]
 fn the_same_round_trip_proves_gdrcopys_mapping() {
     let fake = FakeGpu::start(3, 2);
@@ -236,7 +236,7 @@ fn without_a_gpu_each_way_from_one_says_why() {
     }
 }
 
-/// Where no driver of CUDA's is there, opening cuFile was seen not to return.
+/// Checks a machine without CUDA's driver, where opening cuFile was seen not to return.
 #[test]
 fn where_no_gpu_opens_cufile_is_looked_for_and_never_opened() {
     let machine = Machine::new("gpu-no-cufile");

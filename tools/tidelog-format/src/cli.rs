@@ -18,7 +18,7 @@ Examples:
   tidelog-format check /dev/nvme1n1 /dev/nvme2n1
   tidelog-format list";
 
-/// What follows the options in the help.
+/// Returns the text behind the options in the help.
 fn after_help() -> String {
     [&FormatExit::help(), EXAMPLES].join("\n\n")
 }
@@ -72,10 +72,10 @@ of /etc/machine-id.";
 #[derive(Debug, Parser)]
 #[command(name = "tidelog-format", version, after_help = after_help())]
 pub struct FormatCli {
-    /// How to write output, errors included
+    /// Format of output, errors included
     #[arg(long, global = true, value_enum, default_value_t, value_name = "FORM")]
     pub output: OutputFormat,
-    /// What to do.
+    /// Command to run.
     #[command(subcommand)]
     pub command: FormatCommand,
 }
@@ -116,13 +116,13 @@ pub enum FormatCommand {
     },
 }
 
-/// Whether to write, or only to show what would be written.
+/// Intent to write, or only to show what would be written.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct Intent {
     /// Write; without it nothing is written
     #[arg(long, conflicts_with = "dry_run")]
     pub yes: bool,
-    /// Only show what would be written where, as without --yes
+    /// Show only what would be written where, as without --yes
     #[arg(long)]
     pub dry_run: bool,
 }
@@ -135,7 +135,7 @@ pub struct FormatArgs {
     /// order; in builds with the feature spdk, controllers too: spdk:0000:01:00.0
     #[arg(required = true, value_name = "DEVICE")]
     pub devices: Vec<String>,
-    /// Whether to write.
+    /// Intent to write.
     #[command(flatten)]
     pub intent: Intent,
     /// Make no files: refuse a DEVICE that does not exist, such as a file on a file system that is
@@ -158,7 +158,7 @@ pub struct FormatArgs {
     /// One segment's slice of each device; by default 4MiB, less in small pools
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub segment_size: Option<ByteCount>,
-    /// Into how many parts the pool is divided; each may be owned by one process
+    /// Parts into which the pool is divided; each may be owned by one process
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     pub shares: u32,
     /// Percentage of every device that is never written, so that the drives wear less (0 to 90)
@@ -215,7 +215,7 @@ pub struct RepairArgs {
     /// Give up what --accept-lost-commits shows
     #[arg(long, requires = "accept_lost_commits", conflicts_with = "dry_run")]
     pub yes: bool,
-    /// Only show what --accept-lost-commits would give up, as without --yes
+    /// Show only what --accept-lost-commits would give up, as without --yes
     #[arg(long, requires = "accept_lost_commits")]
     pub dry_run: bool,
 }
@@ -226,7 +226,7 @@ pub struct WipeArgs {
     /// The pool.
     #[command(flatten)]
     pub pool: PoolArgs,
-    /// Whether to write.
+    /// Intent to write.
     #[command(flatten)]
     pub intent: Intent,
 }
@@ -240,7 +240,7 @@ pub struct LbaArgs {
     /// Choose a format with blocks of this size
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub lba: Option<ByteCount>,
-    /// Whether to write.
+    /// Intent to write.
     #[command(flatten)]
     pub intent: Intent,
     /// Allow the device to lose what it holds; repeat its name exactly as in DEVICE

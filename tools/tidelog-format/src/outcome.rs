@@ -1,4 +1,4 @@
-//! How a command ended: what to print, for people or for programs, and the exit code.
+//! Outcome of a command: what to print, for people or for programs, and the exit code.
 
 use std::fmt::Write;
 
@@ -10,25 +10,25 @@ use tidelog_engine::path::{DeviceOpenError, DeviceSpec};
 use tidelog_engine::pool::inspect::RepairError;
 use tidelog_engine::pool::{CalibrateError, FormatError, OpenError};
 
-/// What a command reports when it did what it was asked for.
+/// Report of a command that succeeded.
 #[derive(Debug)]
 pub struct CommandReport {
-    /// For people.
+    /// Text for people.
     pub text: String,
-    /// For programs.
+    /// JSON for programs.
     pub json: Value,
     /// The exit code.
     pub exit: FormatExit,
 }
 
-/// Why a command did not do what it was asked for.
+/// The reason why a command did not do what it was asked for.
 #[derive(Debug)]
 pub struct FormatFailure {
     /// The exit code.
     pub exit: FormatExit,
-    /// What was wrong, and where.
+    /// Description of the error, and its place.
     pub message: String,
-    /// What to do about it.
+    /// Advice on the error.
     pub help: String,
     /// Every device that was refused, and why.
     pub refusals: Vec<DeviceRefusal>,
@@ -50,7 +50,7 @@ impl FormatFailure {
     }
 }
 
-/// How a command ended.
+/// Outcome of a command.
 #[derive(Debug)]
 pub struct CommandOutcome(pub Result<CommandReport, FormatFailure>);
 
@@ -60,7 +60,7 @@ impl CommandOutcome {
         self.0.as_ref().map_or_else(|failure| failure.exit, |report| report.exit)
     }
 
-    /// What goes to standard output and to standard error.
+    /// Returns the texts for standard output and for standard error.
     pub fn rendered(&self, output: OutputFormat) -> (String, String) {
         match (&self.0, output) {
             (Ok(report), OutputFormat::Text) => (report.text.clone(), String::new()),
@@ -111,19 +111,19 @@ fn failure_json(failure: &FormatFailure) -> Value {
 const OWNED_ELSEWHERE: &str =
     "close the pool there; only if that host is gone for good: tidelog-format take-over";
 
-/// What to do with a device on which something else was made.
+/// Advice on a device on which something else was made.
 pub(crate) const OVERWRITTEN_HELP: &str = "to keep what was made there: tidelog-format wipe removes the rest of the pool; to keep \
      the pool, and lose that: tidelog-format repair --accept-overwritten-start";
 
 /// `list` looks at what the kernel shows.
 const NOT_IN_A_LIST: &str = "name every controller of one pool; `inspect` says what each has, `list` shows only the kernel's devices";
 
-/// Whether this begins with the name of a controller.
+/// Returns whether this begins with the name of a controller.
 fn is_of_spdk(device: &str) -> bool {
     DeviceSpec::new(device).controller().is_some()
 }
 
-/// What to do about a controller that is not to be had. The error says why.
+/// Returns advice on a controller that is not to be had. The error says why.
 fn help_for_controller(name: &str) -> &'static str {
     let name = DeviceSpec::new(name).controller();
     match name.filter(|name| name.meaningless().is_none()).map(|name| name.pci_address().is_some())

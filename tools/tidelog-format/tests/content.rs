@@ -152,8 +152,8 @@ fn a_file_system_behind_a_lost_partition_table_is_refused_by_its_name() {
     lost_partition("lost-swap", 4 << 30, 101 * MIB, "mkswap", &[], "swap");
 }
 
-/// What is left of a file system whose front was cleared lies at equal distances, and so did the
-/// samples.
+/// Checks a file system whose front was cleared: what is left lies at equal distances, and so did
+/// the samples.
 #[test]
 fn what_lies_at_equal_distances_is_refused_as_not_blank() {
     let size = 4 << 30;

@@ -23,17 +23,18 @@ use tidelog_tests::machine::Directory;
 use tidelog_tests::sim::{Content, Random};
 
 const BLOCK: u64 = 4096;
-/// Where a holder block has how often the share was opened and closed.
+/// Range of the counts of opens and closes in a holder block.
 const EVENT_FIELDS: Range<usize> = 1072..1124;
 const DEVICE: &str = "4MiB";
 /// Tensors that make the index go on in segments.
 const FILLERS: usize = 300;
 const TENSORS: u8 = 12;
 
-/// What must be there: by seal, or none for what stands, and by id.
+/// Contents that must be there: by seal, or none for what stands, and by id.
 type Contents = BTreeMap<(Option<&'static str>, u128), Content>;
 
-/// Whether it stands under its id, the id, and its length: seals hold several versions of one id.
+/// Version of a tensor: whether it stands under its id, the id, and its length: seals hold several
+/// versions of one id.
 type Version = (bool, u128, u64);
 
 /// A pool that was closed, and what its files hold.
@@ -44,7 +45,7 @@ struct Closed {
     geometry: Geometry,
     /// Segments in which the index goes on.
     grown: Vec<u32>,
-    /// Whatever holds bytes, with its entry.
+    /// Entries of all that holds bytes.
     entries: Vec<(bool, TensorEntry)>,
     contents: Contents,
 }
@@ -177,7 +178,7 @@ impl Closed {
         blocks.collect()
     }
 
-    /// Whether a block belongs to the index.
+    /// Returns whether a block belongs to the index.
     fn is_of_index(&self, block: u64) -> bool {
         let Geometry { data_offset, segment_bytes, .. } = self.geometry;
         let in_segment = |segment: &u32| {
@@ -187,8 +188,8 @@ impl Closed {
         (METADATA_OFFSET..data_offset).contains(&block) || self.grown.iter().any(in_segment)
     }
 
-    /// Whether of each block of the metadata that was hit a good copy is left, and nothing was
-    /// changed of a device's start but one block.
+    /// Returns whether of each block of the metadata that was hit a good copy is left, and nothing
+    /// was changed of a device's start but one block.
     fn is_recoverable(&self, bytes: &[Vec<u8>], changed: &BTreeSet<(usize, u64)>) -> bool {
         let devices = self.saved.len();
         let index = changed.iter().filter(|(_, block)| self.is_of_index(*block));
@@ -269,7 +270,7 @@ impl Closed {
     }
 }
 
-/// What the check says, in JSON, and its exit code.
+/// Returns the findings of a check, in JSON, and its exit code.
 fn checked(names: &[&str]) -> (i32, Value) {
     let ran = tool(&[&["check", "--buffered", "--output", "json"][..], names].concat());
     (ran.code, ran.json())

@@ -14,13 +14,13 @@ use tidelog_tests::machine::Ran;
 
 const MIB: u64 = 1 << 20;
 
-/// How far a format has come.
+/// Progress of a format.
 #[derive(Clone, Copy, Debug)]
 enum Stage {
     Begun,
     Marked,
     Measuring,
-    /// For a while, so that much was written.
+    /// Measuring for a while, so that much was written.
     MeasuringOn,
 }
 
@@ -63,8 +63,8 @@ fn interrupt(arguments: &[&str], device: &str, stage: Stage, signal: &str) {
     assert!(!running.wait().unwrap().success(), "{stage:?}: it had ended");
 }
 
-/// What the next format would be answered. The kernel closes the files of a ring some time after
-/// its process has ended.
+/// Returns the result of the next format. The kernel closes the files of a ring some time after its
+/// process has ended.
 fn once_it_is_nobodys(device: &str, size: &[&str]) -> Ran {
     let arguments = [&["format", "--dry-run", "--output", "json", device], size].concat();
     let is_used = |ran: &Ran| {

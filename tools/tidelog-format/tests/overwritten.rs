@@ -17,11 +17,11 @@ const SMALL: u64 = 320 * MIB;
 /// The larger one, which has its second superblock where the smaller one ends, and no file system
 /// writes.
 const LARGE: u64 = 2 * SMALL;
-/// As far as the shares' metadata.
+/// Size of the start, as far as the shares' metadata.
 const START: usize = 256 << 10;
 
-/// What makes something on a device: a program and its arguments. They keep what they do not need,
-/// as on devices that have no discard.
+/// Program with its arguments that makes something on a device. They keep what they do not need, as
+/// on devices that have no discard.
 type Maker = (&'static str, &'static [&'static str]);
 
 const EXT4: Maker = ("mkfs.ext4", &["-q", "-F", "-E", "nodiscard"]);
@@ -41,7 +41,8 @@ fn pool_with(directory: &Directory, large: &str) -> String {
     small
 }
 
-/// What anybody who opens the pool would write: the start, and the second superblock.
+/// Returns the blocks that anybody who opens the pool would write: the start, and the second
+/// superblock.
 fn written(device: &str) -> Vec<u8> {
     let mut bytes = vec![0; 2 * MIB as usize + 4096];
     let (start, second) = bytes.split_at_mut(2 * MIB as usize);
@@ -137,7 +138,7 @@ fn a_first_superblock_that_has_rotted_on_a_block_device_is_repaired_by_opening()
     }
 }
 
-/// With the flag the pool is whole again, and stays so.
+/// Checks that with the flag the pool is whole again, and stays so.
 fn shows_it_is_taken_back(devices: &[&str]) {
     tool(&[&["repair"], devices].concat()).expect(4);
     let repaired = tool(&[&["repair", "--accept-overwritten-start"], devices].concat()).expect(1);

@@ -48,7 +48,7 @@ Examples:
   tidelog-plan export trace.json machine.json > step.json
       for ui.perfetto.dev or chrome://tracing";
 
-/// What follows the options in the help.
+/// Returns the text behind the options in the help.
 fn after_help() -> String {
     [ABOUT_INPUTS, &PlanExit::help(), EXAMPLES].join("\n\n")
 }
@@ -58,10 +58,10 @@ fn after_help() -> String {
 #[derive(Debug, Parser)]
 #[command(name = "tidelog-plan", version, after_help = after_help())]
 pub(crate) struct PlanCli {
-    /// How to write figures
+    /// Format of figures
     #[arg(long, global = true, value_enum, default_value_t, value_name = "FORM")]
     pub(crate) output: OutputFormat,
-    /// What to do.
+    /// Command to run.
     #[command(subcommand)]
     pub(crate) command: PlanCommand,
 }
@@ -89,64 +89,64 @@ pub(crate) enum PlanCommand {
     Calibrate(CalibrateArgs),
     /// Write completions for a shell to standard output
     Completions {
-        /// Which shell
+        /// Shell of the completions
         shell: Shell,
     },
 }
 
-/// What every command reads.
+/// Inputs of every command.
 #[derive(Debug, Args)]
 pub(crate) struct Inputs {
     /// A trace file
     pub(crate) trace: PathBuf,
     /// A machine file
     pub(crate) machine: PathBuf,
-    /// How long to look for a better plan: 300ms, 30s or 2m. Each plan that the command makes gets
-    /// as much. Without it the search goes to its end, and ends with the same plan each time
+    /// Time to look for a better plan: 300ms, 30s or 2m. Each plan that the command makes gets as
+    /// much. Without it the search goes to its end, and ends with the same plan each time
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub(crate) within: Option<Duration>,
-    /// In which order the step's ops run. Every op reads the same bytes in each. "best" plans them
+    /// Order in which the step's ops run. Every op reads the same bytes in each. "best" plans them
     /// all and takes the fastest; "explain" shows what each brings here
     #[arg(long, value_enum, default_value_t, value_name = "ORDER")]
     pub(crate) order: OrderName,
-    /// What a step that was recorded with activation checkpointing runs again in its backward pass.
+    /// Reruns of a step that was recorded with activation checkpointing, in its backward pass.
     /// "best" leaves out what is better kept than computed again; "explain" shows what each brings
     /// here
     #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
     pub(crate) recompute: RecomputeName,
-    /// Whether storages move whole, or parts of them alone where that is better. Training moves
-    /// them whole: a plan with parts can be simulated, not followed. "explain" shows what parts
-    /// bring here
+    /// Parts of storages: all of them move whole, or parts alone where that is better. Training
+    /// moves them whole: a plan with parts can be simulated, not followed. "explain" shows what
+    /// parts bring here
     #[arg(long, value_enum, default_value_t, value_name = "WHICH")]
     pub(crate) parts: PartsName,
 }
 
-/// What may move of a storage.
+/// Parts of a storage that may move.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PartsName {
-    /// All of it or nothing
+    /// Move all of it or nothing
     #[default]
     Whole,
     /// A part of it, a multiple of 2 MiB, where that makes the step faster or writes less
     Best,
 }
 
-/// What runs again.
+/// Reruns of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RecomputeName {
-    /// What the program runs again
+    /// Run again what the program runs again
     #[default]
     Own,
     /// Nothing: all that the backward pass reads is kept
     None,
-    /// What makes the step fastest
+    /// Run again what makes the step fastest
     Best,
 }
 
 /// An order of ops by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OrderName {
-    /// As the program runs
+    /// Run as the program does
     #[default]
     Own,
     /// A parameter is updated just before it is used again, in the next forward pass: its state
@@ -165,13 +165,13 @@ pub(crate) enum OrderName {
     Best,
 }
 
-/// Where the plan comes from.
+/// Source of the plan.
 #[derive(Debug, Args)]
 pub(crate) struct PlanSource {
     /// A plan file; without one a plan is made
     #[arg(long, value_name = "FILE", conflicts_with = "policy")]
     pub(crate) plan: Option<PathBuf>,
-    /// Which policy plans
+    /// Policy that plans
     #[arg(long, value_enum, default_value_t)]
     pub(crate) policy: PolicyName,
 }
@@ -185,12 +185,12 @@ pub(crate) struct StepArgs {
     pub(crate) source: PlanSource,
 }
 
-/// What to plan, and how.
+/// Arguments of planning.
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) inputs: Inputs,
-    /// Which policy plans
+    /// Policy that plans
     #[arg(long, value_enum, default_value_t)]
     pub(crate) policy: PolicyName,
     /// Terabytes a day that one GPU may write to the SSDs; the fastest plan within them is made
@@ -198,7 +198,7 @@ pub(crate) struct PlanArgs {
     pub(crate) write_budget: Option<f64>,
 }
 
-/// Who plans.
+/// Policy that plans.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PolicyName {
     /// Tidelog's own
@@ -214,7 +214,7 @@ pub(crate) enum PolicyName {
     Lru,
 }
 
-/// What to explain.
+/// Arguments of an explanation.
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
@@ -225,10 +225,10 @@ pub(crate) struct ExplainArgs {
     /// An op by its number in the trace; may be given several times
     #[arg(long, value_name = "NUMBER")]
     pub(crate) op: Vec<u32>,
-    /// How many SSDs have the rates of the machine file, if the file does not say
+    /// Number of SSDs that have the rates of the machine file, if the file does not say
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) drives: Option<u32>,
-    /// How much memory a larger machine would add
+    /// Memory that a larger machine would add
     #[arg(long, value_name = "SIZE", value_parser = parse_memory, default_value = "64GiB")]
     pub(crate) memory: Bytes,
     /// Leave out what other hardware would bring, which takes a new plan for each change
@@ -236,7 +236,7 @@ pub(crate) struct ExplainArgs {
     pub(crate) no_what_if: bool,
 }
 
-/// Whose drives, and how they are worn.
+/// Arguments on drives and their wear.
 #[derive(Debug, Args)]
 pub(crate) struct EnduranceArgs {
     #[command(flatten)]
@@ -251,7 +251,7 @@ pub(crate) struct DriveArgs {
     /// The drives, if the machine file names none
     #[arg(long, value_name = "MODEL", value_parser = models())]
     pub(crate) drive: Option<String>,
-    /// How many of them
+    /// Number of drives
     #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) count: u32,
     /// Bytes written to the drives for 100 bytes that the plan writes. Checksums, and tensors that
@@ -260,7 +260,7 @@ pub(crate) struct DriveArgs {
     pub(crate) amplification: u32,
 }
 
-/// What the page shows.
+/// Arguments of the page.
 #[derive(Debug, Args)]
 pub(crate) struct ReportArgs {
     #[command(flatten)]
@@ -273,7 +273,7 @@ pub(crate) struct ReportArgs {
     pub(crate) quick: bool,
 }
 
-/// What was measured, and where it goes.
+/// Arguments of a calibration: the measurements and the output.
 #[derive(Debug, Args)]
 pub(crate) struct CalibrateArgs {
     /// Results of tidelog-bench --output-format=json: only reads, only writes, and mixed, if any
@@ -295,19 +295,19 @@ pub(crate) struct CalibrateArgs {
     /// The model of the drives; the rating of a known model is filled in
     #[arg(long, value_name = "MODEL", default_value = "measured")]
     pub(crate) drive: String,
-    /// Where to write; standard output if it is not given
+    /// File to write; standard output if it is not given
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output_file: Option<PathBuf>,
 }
 
-/// What to record.
+/// Arguments of a recording.
 #[derive(Debug, Args)]
 pub(crate) struct RecordArgs {
     /// A known model (gpt2-xl, mixtral-like, t5-large, vit-huge, resnet-152, ...; `list` shows
     /// them), a transformers configuration (config.json), or FILE.py:FUNCTION, a function that
     /// returns (model, inputs) on the meta device
     pub(crate) model: String,
-    /// Where to write; standard output if it is not given
+    /// File to write; standard output if it is not given
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output_file: Option<PathBuf>,
     /// The GPU: a100, h100-nvl, h200, rtx-4090, or a file like those in planner/machines

@@ -1,4 +1,4 @@
-//! Why nothing came out, and the exit code that says so.
+//! The reason why nothing came out, and the exit code that says so.
 
 use tidelog_command_line::PlanExit;
 use tidelog_planner::cost::MachineError;
@@ -10,7 +10,7 @@ use tidelog_planner::recompute::RecomputeError;
 use tidelog_planner::simulate::SimulateError;
 use tidelog_planner::trace::TraceError;
 
-/// Why nothing came out, with the file that is the cause.
+/// The reason why nothing came out, with the file that is the cause.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PlanFailure {
     #[error("{file}: {source}")]

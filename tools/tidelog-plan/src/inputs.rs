@@ -1,4 +1,4 @@
-//! What the commands read: a trace, a machine, a plan or who makes one.
+//! Inputs of the commands: a trace, a machine, a plan or who makes one.
 
 use crate::cli::{Inputs, PartsName, PlanSource, PolicyName};
 use crate::failure::PlanFailure;
@@ -21,7 +21,7 @@ use tidelog_planner::tidelog::{PartedPlan, PlanPrice, Search, TidelogOptions, in
 use tidelog_planner::trace::Trace;
 use tidelog_planner::units::Nanos;
 
-/// Who makes plans, under the names that plans carry.
+/// Policies that make plans, under the names that plans carry.
 pub(crate) const PLANNERS: [(&str, PolicyName); 4] = [
     ("algorithm1", PolicyName::Algorithm1),
     ("algorithm1, as printed", PolicyName::Algorithm1Printed),
@@ -33,28 +33,28 @@ pub(crate) const PLANNERS: [(&str, PolicyName); 4] = [
 pub(crate) struct LoadedStep {
     /// The step as the program runs it.
     pub(crate) program: Trace,
-    /// Which of its reruns are left out, and the step without them.
+    /// Reruns that are left out, and the step without them.
     pub(crate) left_out: LeftOut,
     pub(crate) base: Trace,
-    /// That in the order that is planned.
+    /// Step in the order that is planned.
     pub(crate) order: OpOrder,
     pub(crate) ordered: Trace,
-    /// That in the parts that the plan moves, if it moves any, and what is planned.
+    /// Step in the parts that the plan moves, if it moves any, and what is planned.
     pub(crate) parts: Option<PartedStep>,
     pub(crate) trace: Trace,
     pub(crate) machine: Machine,
     pub(crate) hardware: Option<Hardware>,
-    /// What the machine file says, before a plan settled on rates.
+    /// Machine file as read, before a plan settled on rates.
     pub(crate) file: MachineFile,
     pub(crate) policy: PolicyName,
     pub(crate) plan: Option<Plan>,
     pub(crate) simulation: Simulation,
-    /// How long each search may take.
+    /// Limit of the time of each search.
     pub(crate) within: Option<Duration>,
-    /// What the search found beside the plan, if there was one: the plans that no other beats in
-    /// both time and bytes written, fastest first.
+    /// Choices that the search found beside the plan, if there was one: the plans that no other
+    /// beats in both time and bytes written, fastest first.
     pub(crate) found: Vec<StepChoice>,
-    /// What those cost.
+    /// Costs of those choices.
     pub(crate) prices: Vec<PlanPrice>,
 }
 
@@ -189,7 +189,7 @@ impl LoadedStep {
         Ok(of(PlannedStep { machine, plan: Some(plan), simulation, found: last.take() }))
     }
 
-    /// All that a search for this step finds, the plan of the step among them.
+    /// Returns all choices that a search for this step finds, the plan of the step among them.
     pub(crate) fn choices(&self) -> Result<Vec<StepChoice>, PlanFailure> {
         let mut found = self.found.clone();
         if let Some(plan) = self.plan.clone().filter(|_| found.is_empty()) {
@@ -220,16 +220,16 @@ impl LoadedStep {
     }
 }
 
-/// What is made for a step.
+/// Plan of a step.
 struct PlannedStep {
-    /// With the rates that the plan settled on.
+    /// Machine with the rates that the plan settled on.
     machine: Machine,
     plan: Option<Plan>,
     simulation: Simulation,
     found: Found,
 }
 
-/// What a search leaves behind beside its best plan.
+/// Results of a search beside its best plan.
 #[derive(Default)]
 struct Found {
     choices: Vec<StepChoice>,
@@ -255,7 +255,8 @@ pub(crate) fn simulator(
     }
 }
 
-/// Who plans as a policy says, for so long each time; ours where it is one that makes no plans.
+/// Returns the planner of a policy, for so long each time; ours where it is one that makes no
+/// plans.
 pub(crate) fn planner(
     policy: PolicyName,
     within: Option<Duration>,
@@ -288,7 +289,7 @@ pub(crate) fn searched<'a>(
     Ok(search)
 }
 
-/// The same search, and then one for plans that move parts of storages, each for half the time.
+/// Searches, and then once more for plans that move parts of storages, each for half the time.
 /// Nothing comes of the second where whole storages are as good.
 pub(crate) fn searched_in_parts<'a>(
     trace: &'a Trace,
@@ -319,14 +320,14 @@ fn choices(search: &Search<'_>) -> Vec<StepChoice> {
     found.map(|(plan, simulation)| StepChoice { plan, simulation }).collect()
 }
 
-/// What no policy beats on this machine. Reads and writes are taken not to slow each other: drives
-/// whose do are slower yet. Every command that tells a bound takes it from here, so that all tell
-/// one.
+/// Returns the lower bound of all policies on this machine. Reads and writes are taken not to slow
+/// each other: drives whose do are slower yet. Every command that tells a bound takes it from here,
+/// so that all tell one.
 pub(crate) fn bound(trace: &Trace, file: &MachineFile) -> Result<Nanos, PlanFailure> {
     Ok(lower_bound(trace, &file.machine, Effort::default())?.time)
 }
 
-/// What no policy beats whichever reruns it leaves out.
+/// Returns the lower bound of all policies, whichever reruns they leave out.
 pub(crate) fn bound_of_all_choices(
     program: &Trace,
     file: &MachineFile,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tidelog_command_line::complain;
 
-/// How long a command works before it says so, and how often it says so again.
+/// Time that a command works before it says so, and the interval of further messages.
 const EVERY: Duration = Duration::from_secs(10);
 
 /// Says every so often how long the command has been working, until the process ends.

@@ -9,7 +9,7 @@ use tidelog_planner::recompute::{LeftOut, RecomputeError, Reruns, choose, finali
 use tidelog_planner::tidelog::{QUICK_STEPS, TidelogOptions, step_cost};
 use tidelog_planner::trace::Trace;
 
-/// Of the choices that look best after a short search, so many are planned in full.
+/// Number of choices that are planned in full, of those that look best after a short search.
 const PLANNED: usize = 3;
 
 /// A step in an order, without some of its reruns.
@@ -18,7 +18,7 @@ pub(crate) struct ArrangedStep {
     pub(crate) left_out: LeftOut,
     /// The step in the program's order.
     pub(crate) base: Trace,
-    /// In the order that is planned.
+    /// Step in the order that is planned.
     pub(crate) order: OpOrder,
     pub(crate) trace: Trace,
 }

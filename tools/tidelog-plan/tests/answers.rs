@@ -1,4 +1,4 @@
-//! What the tool says about a step: explanations, trace events, wear, machines.
+//! Tests of the tool's output on a step: explanations, trace events, wear, machines.
 
 mod common;
 

@@ -121,7 +121,7 @@ class _Pass:
     # -- forward ----------------------------------------------------------------------------------
 
     def losses(self, functions: list[Callable[[], Tensor]]) -> list[Tensor]:
-        """Runs it all. `functions`: the forward pass of each micro-batch."""
+        """Runs the micro-batches. `functions`: the forward pass of each micro-batch."""
         tide = _block.open_here()
         goes_on_in = tide.access.goes_on_in if tide is not None else lambda thread: None
         is_busy = (lambda: tide.updates.is_running) if tide is not None else lambda: False
@@ -183,7 +183,9 @@ class _Pass:
         return losses
 
     def _forward_in_own_order(self) -> list[Tensor]:
-        """The same, one micro-batch after the other, to see what each draws of random numbers."""
+        """Runs the forward passes in the program's order, one micro-batch after the other, to see what each draws of
+        random numbers.
+        """
         states = [_streams.state()]
         results = []
         for number, coroutine in enumerate(self._coroutines):
@@ -247,7 +249,7 @@ class _Pass:
         return result
 
     def _gradients(self, outputs: Iterable[Tensor | GradientEdge]) -> None:
-        """Somebody computes gradients, in whatever thread."""
+        """Handles a computation of gradients, in whatever thread."""
         if threading.get_ident() in self._places:
             refuse_gradients_of_others(outputs)
 
@@ -325,7 +327,7 @@ class _Pass:
     # -- the end ----------------------------------------------------------------------------------
 
     def _take_back(self, error: BaseException) -> None:
-        """After an error: nothing half done stays unnoticed."""
+        """Restores the state after an error: nothing half done stays unnoticed."""
         for coroutine in self._coroutines:
             coroutine.cancel()
         if isinstance(error, OrderError) and not self._has_begun:

@@ -1,10 +1,10 @@
-"""What can go wrong, one class per thing a caller may want to handle."""
+"""Errors, one class per thing a caller may want to handle."""
 
 from torch import OutOfMemoryError
 
 
 class Error(RuntimeError):
-    """Anything Tidelog reports. Its text says what was wrong, where, and what to do."""
+    """Error of Tidelog. Its text says what was wrong, where, and what to do."""
 
 
 class PoolError(Error):
@@ -16,7 +16,7 @@ class DeviceError(Error):
 
 
 class RankError(Error):
-    """Another rank of the distributed program has failed. The text says which, and why."""
+    """Error of another rank of the distributed program. The text says which, and why."""
 
 
 class BudgetError(Error, OutOfMemoryError):

@@ -1,4 +1,4 @@
-"""What a user says of a block: `offload` and its options."""
+"""Block as a user opens it: `offload` and its options."""
 
 import os
 from collections.abc import Iterable
@@ -66,10 +66,10 @@ def offload(
     memory: Annotated[
         int | str,
         Option(
-            'the budget: bytes, or text such as "20GiB". Includes `staging`, unless it is a GPU\'s '
-            'memory and the data path neither "gds" nor "spdk", which have as much of it on the '
-            'GPU. "auto": four fifths of what is free as the block begins, in a container of what its '
-            "limit leaves, and what the model has already.",
+            "limit for tensors, of the GPU's memory where they are on one, else of RAM: bytes, or text such as "
+            '"20GiB". Includes `staging`, unless it is a GPU\'s memory and the data path neither "gds" nor "spdk", '
+            'which have as much of it on the GPU. "auto": four fifths of what is free as the block begins, in a '
+            "container of what its limit leaves, and what the model has already.",
             budget,
         ),
     ],
@@ -87,29 +87,28 @@ def offload(
     device: Annotated[
         str | torch.device,
         Option(
-            'whose memory the budget is of: "cpu", "cuda", "cuda:1"; "auto": where the model\'s '
-            "parameters are. Tensors elsewhere neither count nor move. Name it where a model is "
-            "built inside the block."
+            'device whose memory is limited: "cpu", "cuda", "cuda:1"; "auto": that of the model\'s parameters. Tensors '
+            "elsewhere neither count nor move. Name it where a model is built inside the block."
         ),
     ] = "auto",
     mode: Annotated[
         ModeName,
         Option(
-            '"auto" learns a step, then plans its migrations; "reactive" only reacts.',
+            '"auto" records a step, then plans its migrations; "reactive" runs without a plan.',
             one_of(*get_args(ModeName)),
         ),
     ] = "auto",
     policy: Annotated[
         PolicyName,
         Option(
-            'who plans: "algorithm1" as published, "tidelog" the planner\'s own; "auto" takes the latter.',
+            'planner: "tidelog", or "algorithm1" as TERAIO published it; "auto" is "tidelog".',
             one_of(*get_args(PolicyName)),
         ),
     ] = "auto",
     updates: Annotated[
         UpdatesName,
         Option(
-            'when parameters are updated: "own" where the program steps its optimizer; "lazy" just before '
+            'time of parameter updates: "own" where the program steps its optimizer; "lazy" just before '
             "the parameter, its gradient or its state is used again, mostly in the next forward pass, so that "
             'state comes in while ops compute; "early" as soon as its gradient is complete, in the backward pass, '
             "so that gradients never leave: nothing may read them afterwards. The same bits; `stats()` says where "
@@ -120,9 +119,9 @@ def offload(
     recompute: Annotated[
         RecomputeName,
         Option(
-            'what a program with torch.utils.checkpoint computes again in the backward pass: "own" what it says; '
-            '"best" what the planner finds best, from a profile: the other regions run once, and what they make stays '
-            "or moves. The same bits; `stats()` says what was chosen, and which regions have no choice.",
+            'regions under torch.utils.checkpoint that are recomputed in the backward pass: "own" those of the '
+            'program; "best" those that the planner chooses from a profile: the others run once, and their activations '
+            "stay in memory or are offloaded. The same bits; `stats()` says what was chosen, and which regions have no choice.",
             one_of(*get_args(RecomputeName)),
         ),
     ] = "own",
@@ -130,16 +129,16 @@ def offload(
         Iterable[torch.nn.Module] | str | None,
         Option(
             'for `recompute="best"` where the program has nothing under torch.utils.checkpoint: modules, such as '
-            "model.layers, whose calls it may put there, or the names of their classes with commas between. They have "
-            "to bear that; what is seen not to is left as it is."
+            "model.layers, whose calls it may put there, or the names of their classes with commas between. They must "
+            "give the same results when they run twice; those that are seen not to are left as they are."
         ),
     ] = None,
     parts: Annotated[
         PartsName,
         Option(
-            'what a plan moves: "whole" tensors, or "best": also parts of them, of 2 MiB or a multiple, where that '
-            "makes a faster step or moves fewer bytes. The same bits. On a GPU for what lives on from step to step; "
-            "`stats()` says where all move whole.",
+            'unit of offloading: "whole" tensors, or "best": plans may offload part of a tensor, 2 MiB or a multiple, '
+            "where that makes a faster step or moves fewer bytes. The same bits. On a GPU for tensors that live from "
+            "step to step; `stats()` says where all move whole.",
             one_of(*get_args(PartsName)),
         ),
     ] = "whole",
@@ -186,7 +185,7 @@ def offload(
     share: Annotated[
         int | None,
         Option(
-            "which share of the pool is this process's, from 0. Default: under torchrun the rank on "
+            "share of the pool that this process owns, from 0. Default: under torchrun the rank on "
             "this machine (LOCAL_RANK), else 0. A pool that is made has one for each of these ranks.",
             whole_number,
         ),
@@ -288,7 +287,7 @@ def _budget(
 
 
 def _calls_of(model: torch.nn.Module | None, blocks: Iterable[torch.nn.Module] | str) -> CallsSeen | CallsOfClasses:
-    """How calls of named blocks are seen."""
+    """Returns the way in which calls of named blocks are seen."""
     if isinstance(blocks, str):
         names = [name.strip() for name in blocks.split(",")]
         if not all(name.isidentifier() for name in names):
@@ -300,7 +299,7 @@ def _calls_of(model: torch.nn.Module | None, blocks: Iterable[torch.nn.Module] |
 
 
 def _together(pool: str, checkpoint: str, buffered: bool) -> Together | None:
-    """How ranks go on together; None: there is one process."""
+    """Returns the state that ranks resume together; None: there is one process."""
     if not go_on_together():
         return None
     from tidelog import _resume_ranks  # with torch.distributed.checkpoint, which few need

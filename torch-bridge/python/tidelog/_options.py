@@ -1,4 +1,4 @@
-"""How a function declares its options: once, in its signature, with help, and how they are read.
+"""Declaration of a function's options, once, in its signature, with help, and how they are read.
 
 @declared
 def offload(*, memory: Annotated[int | str, Option("the budget: ...", size)]):
@@ -44,7 +44,7 @@ class Declared(Protocol[_P, _R]):
     choices: dict[str, tuple[str, ...]]  # where there are only so many
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        """Calls it with options as they are said."""
+        """Calls the function with options as they are said."""
 
 
 def declared(function: Callable[_P, _R]) -> Declared[_P, _R]:
@@ -72,7 +72,7 @@ def declared(function: Callable[_P, _R]) -> Declared[_P, _R]:
 
 
 def _choices(annotation: Any) -> tuple[str, ...]:
-    """What a Literal allows; empty for any other type."""
+    """Returns the texts that a Literal allows; empty for any other type."""
     kind = get_args(annotation)[0]
     return get_args(kind) if get_origin(kind) is Literal else ()
 
@@ -151,7 +151,7 @@ def whole_number(value: Any, name: str) -> int:
 
 
 def one_of(*choices: str) -> Callable[[object, str], object]:
-    """One of these texts."""
+    """Returns a reader that allows these texts."""
     listed = [repr(choice) for choice in choices]
     expected = " or ".join(listed) if len(listed) == 2 else f"one of {', '.join(listed)}"
 

@@ -18,7 +18,7 @@ def put(owner: Any, name: str, value: Any) -> None:
 
 
 def replace(owner: Any, name: str, make: Callable[[Wrapper], Wrapper]) -> None:
-    """The same with what `make` makes of the function that is there."""
+    """Replaces a function by the result of `make` for it."""
     original = getattr(owner, name)
     put(owner, name, functools.wraps(original)(make(original)))
 

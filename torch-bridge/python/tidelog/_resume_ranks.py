@@ -1,4 +1,4 @@
-"""How ranks go on together: from a checkpoint of `tidelog.dcp`, the same one on all of them.
+"""Resuming of ranks together: from a checkpoint of `tidelog.dcp`, the same one on all of them.
 
 It is read before the block, as a rank's block has its share of the pool to itself, and by whatever number
 of ranks there is now.
@@ -41,7 +41,7 @@ def resume(pool: str, name: str, model: nn.Module, optimizer: Optimizer | None, 
 
 
 def _agreed(choose: Callable[[], str | None]) -> str | None:
-    """What rank 0 chooses. Its error is that of all."""
+    """Returns the choice of rank 0. Its error is that of all."""
     told: list[Any] = [None, None]
     if dist.get_rank() == 0:
         try:
@@ -113,7 +113,7 @@ def _load(reader: StorageReader, name: str, model: nn.Module, optimizer: Optimiz
 
 
 def _room(metadata: Metadata, key: str) -> Any:
-    """What a value is read into that is no part of the model or the optimizer."""
+    """Returns the object into which a value is read that is no part of the model or the optimizer."""
     described = metadata.state_dict_metadata[key]
     if isinstance(described, TensorStorageMetadata):
         return torch.empty(described.size, dtype=described.properties.dtype, device="cpu")

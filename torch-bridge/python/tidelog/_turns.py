@@ -45,7 +45,7 @@ class _Block:
 
 
 class _Now:
-    """Who has the turn, and who stands still for it."""
+    """State of the present turn: its owner, and the thread that stands still for it."""
 
     def __init__(self) -> None:
         self.holder: int | None = None  # has the turn, or is looking whether it has come
@@ -84,7 +84,7 @@ def begin(
 
 
 def end() -> None:
-    """It ends."""
+    """Ends the turn."""
     _block.__init__()  # type: ignore[misc]
 
 
@@ -96,7 +96,7 @@ def is_middle(code: CodeType, *, of_any_thread: bool = False) -> None:
 
 
 def is_in(frame: FrameType | None, codes: set[CodeType] = _codes_of_workers) -> bool:
-    """Whether this frame, or one that it was called from, is of this code."""
+    """Returns whether this frame, or one that it was called from, is of this code."""
     while frame is not None:
         if frame.f_code in codes:
             return True
@@ -108,8 +108,10 @@ def is_in(frame: FrameType | None, codes: set[CodeType] = _codes_of_workers) -> 
 
 
 def give_way(caller: FrameType | None, *, works: bool = False) -> None:
-    """This thread is about to begin something: those that wait have their turns first. Not where it is in the middle
-    of something, or another thread than the block's. `works`: it is known to work for the block."""
+    """Gives way to waiting threads when this thread is about to begin something: those that wait have their turns
+    first. Not where it is in the middle of something, or another thread than the block's. `works`: it is known to work
+    for the block.
+    """
     tickets, me = waiting[:], get_ident()
     if not tickets or me == _now.holder or not (works or _block.works_here()):
         return
@@ -131,7 +133,7 @@ def give_way(caller: FrameType | None, *, works: bool = False) -> None:
 
 @contextlib.contextmanager
 def awaiting_loans() -> Iterator[None]:
-    """Meanwhile who moves storages waits until other threads have used one."""
+    """Makes the thread that moves storages wait until other threads have used one."""
     outer = _now.awaits_loans
     _now.awaits_loans = True
     try:
@@ -144,7 +146,7 @@ def awaiting_loans() -> Iterator[None]:
 
 
 def is_mine() -> bool:
-    """Whether this thread has the turn."""
+    """Returns whether this thread has the turn."""
     return _now.holder == get_ident() and _now.has_come
 
 
@@ -195,7 +197,7 @@ def _look_whether_it_helps(borrows: bool) -> None:
 
 
 def _who_is_busy() -> FrameType | _Busy | None:
-    """Where another thread is in the middle of something. None: none is."""
+    """Returns the frame in which another thread is busy. None: none is."""
     me, workers = get_ident(), _block.workers()
     if _block.is_busy():
         return _BUSY
@@ -208,14 +210,14 @@ def _who_is_busy() -> FrameType | _Busy | None:
 
 
 class _Busy:
-    """What is written in C++ is in the middle of something."""
+    """Activity of code in C++ that is in the middle of something."""
 
 
 _BUSY = _Busy()
 
 
 def _place_of_program_in(busy: FrameType | _Busy) -> object:
-    """Where code of the program's stands that is called in the middle of an op; None: it is none."""
+    """Returns the place of the program's code that is called in the middle of an op; None: it is none."""
     if isinstance(busy, _Busy):
         return None
     file = busy.f_code.co_filename

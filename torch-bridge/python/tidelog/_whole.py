@@ -1,4 +1,4 @@
-"""What runs as a whole: no signal handler and no finalizer of the program runs in the middle of it.
+"""Sections that run as a whole: no signal handler and no finalizer of the program runs in the middle of it.
 
 Without a block an op is one call of C, and so is most of what reads a tensor's memory. Inside one they are Python of
 ours, too, and Python runs handlers of signals between any two bytecodes, and finalizers wherever its garbage collector
@@ -74,5 +74,5 @@ def take_held() -> Iterable[int]:
 
 
 def is_in_whole(frame: FrameType | None) -> bool:
-    """Whether this frame is a part of what runs as a whole."""
+    """Returns whether this frame is a part of what runs as a whole."""
     return _turns.is_in(frame)

@@ -56,7 +56,7 @@ _NAME_BYTES = 1024 - len(METADATA)
 
 
 class Place(NamedTuple):
-    """Where an item lies. `save` tells this save from any other of the same name, and of other machines."""
+    """Place of an item. `save` tells this save from any other of the same name, and of other machines."""
 
     share: int
     save: str
@@ -101,10 +101,10 @@ class StorageWriter(storage.StorageWriter):
         return state
 
     def synchronize_staging(self) -> None:
-        """There is nothing to wait for."""
+        """Returns at once, as there is nothing to wait for."""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Does nothing, as there is nothing to close."""
 
     # -- the writer -------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class StorageWriter(storage.StorageWriter):
             save.note(self._name + METADATA, metadata)
 
     def storage_meta(self) -> dcp_metadata.StorageMeta | None:
-        """What a checkpoint says of itself."""
+        """Returns the description of a checkpoint."""
         self._going_on()
         return dcp_metadata.StorageMeta(checkpoint_id=self._name)
 
@@ -209,7 +209,7 @@ class StorageReader(storage.StorageReader):
             self._name = os.fspath(checkpoint_id)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> dcp_metadata.Metadata:
-        """What the coordinator committed."""
+        """Returns the metadata that the coordinator committed."""
         with Checkpoints(self._pool(0)) as checkpoints:
             found = checkpoints.restore(self._name + METADATA, weights_only=False)
         if not isinstance(found, dcp_metadata.Metadata):
@@ -277,8 +277,9 @@ class StorageReader(storage.StorageReader):
 
 
 def state_of(model: nn.Module, optimizer: Optimizer | None = None) -> dict[str, Any]:
-    """What `offload(resume=...)` goes on from with ranks: model, optimizer, and each rank's random state.
-    Every rank calls this, adds what else it needs under names of its own, and saves it."""
+    """Returns the state that `offload(resume=...)` continues with ranks: model, optimizer, and each rank's random
+    state. Every rank calls this, adds what else it needs under names of its own, and saves it.
+    """
     of_model, of_optimizer = get_state_dict(model, optimizer if optimizer is not None else ())
     state: dict[str, Any] = {"model": of_model, "rng": {str(dist.get_rank()): random_state()}}
     if optimizer is not None:

@@ -113,8 +113,9 @@ def processor_attention(
     position_bias: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """What scaled_dot_product_attention takes on a processor: flash attention, or where there is
-    dropout the one that stores all scores, as it does on meta tensors."""
+    """Computes scaled_dot_product_attention as a processor does: by flash attention, or where there is dropout the one
+    that stores all scores, as it does on meta tensors.
+    """
     key, value, position_bias = _spread(module, query, key, value, position_bias)
     causal = getattr(module, "is_causal", True) and position_bias is None
     if dropout:
@@ -194,7 +195,7 @@ def _gradient(parameter: Tensor) -> Tensor:
 
 
 class MixedAdamW(AdamW):
-    """The same over single-precision copies of parameters that are kept in half precision."""
+    """Optimizer AdamW over single-precision copies of parameters that are kept in half precision."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self.half = list(parameters)
@@ -235,7 +236,7 @@ def build(name: str, attention: str = "tidelog") -> tuple[Any, dict[str, Tensor]
 
 
 def _configuration(path: str) -> dict[str, Any]:
-    """What a config.json says."""
+    """Returns the content of a config.json."""
     settings = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
     if not isinstance(settings, dict) or not isinstance(settings.get("model_type"), str):
         raise LookupError('it is no configuration of a model: "model_type" is missing, which is "llama" for example')
@@ -243,7 +244,7 @@ def _configuration(path: str) -> dict[str, Any]:
 
 
 def precision_of(name: str) -> Precision:
-    """What a model is trained in where nothing else is said: what its configuration names, else single precision."""
+    """Returns the precision of training by default: what its configuration names, else single precision."""
     if not name.endswith(".json"):
         return "fp32"
     settings = _configuration(name)
@@ -276,7 +277,7 @@ def from_config(kind: str, settings: dict[str, Any], attention: str) -> Any:
 
 
 def inputs_of(model: Any, micro_batch: int, sequence: int) -> Inputs:
-    """What a model reads in training: shapes and types."""
+    """Returns the inputs of a model in training: shapes and types."""
     config = model.config
     if model.main_input_name == "pixel_values":
         # Convolutions take images of any size: ImageNet's.

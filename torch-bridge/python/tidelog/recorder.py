@@ -51,8 +51,7 @@ _REDUCTIONS = ("sum", "mean", "softmax", "norm", "var", "max", "min", "argmax", 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What bounds a kernel on one GPU. Efficiencies say which part of a peak its kind of kernel
-    reaches."""
+    """Figures that bound a kernel on one GPU. Efficiencies say which part of a peak its kind of kernel reaches."""
 
     name: str
     memory_bytes: int
@@ -79,7 +78,7 @@ class Gpu:
 
 
 def kind_of(func: OpOverload) -> str:
-    """Which part of the roofline bounds an op."""
+    """Returns the part of the roofline that bounds an op."""
     packet = func._schema.name.removeprefix("aten::")
     if "attention" in packet:
         return "attention"
@@ -144,8 +143,9 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def iteration(self, name: str) -> Iterator[None]:
-        """What runs inside is the trace. It must leave alive what was alive before it, and nothing
-        else."""
+        """Records an iteration: what runs inside is the trace. It must leave alive what was alive before it, and
+        nothing else.
+        """
         self.name, self._recording = name, True
         try:
             yield
@@ -324,8 +324,9 @@ def _bytes_of(values: Iterable[Any]) -> int:
 
 
 def _places_of(values: Iterable[Any]) -> Iterator[object]:
-    """Which bytes of their storages the tensors among some arguments are, and the numbers among them: ops are
-    alike if these are, too."""
+    """Yields the places of tensors in their storages, and the numbers, among some arguments: ops are alike if these
+    are, too.
+    """
     for value in values:
         if isinstance(value, Tensor):
             if value.layout is torch.strided and not value.is_nested:

@@ -87,10 +87,10 @@ pub extern "C" fn tide_batch_commit(batch: u64) -> i32 {
     })
 }
 
-/// As `tide_batch_commit`, without waiting: everything in the batch is on the media once the ticket
-/// is ready. Commits become durable in the order in which they were started, and those that are in
-/// flight together share their flushes. A commit that was started cannot be cancelled, and closing
-/// the pool waits for it.
+/// Starts a commit, as `tide_batch_commit` does, without waiting: everything in the batch is on the
+/// media once the ticket is ready. Commits become durable in the order in which they were started,
+/// and those that are in flight together share their flushes. A commit that was started cannot be
+/// cancelled, and closing the pool waits for it.
 ///
 /// # Safety
 /// `ticket` points to one `uint64_t`.

@@ -14,9 +14,9 @@ use crate::memory::{CallerMemory, MemoryAction, MemoryRequest};
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct tide_bytes {
-    /// Where they begin in the storage. Of a part: a multiple of 2 MiB.
+    /// Start of the bytes in the storage. Of a part: a multiple of 2 MiB.
     pub begin: u64,
-    /// How many they are.
+    /// Number of bytes.
     pub length: u64,
     /// The storage's number.
     pub storage: u32,
@@ -29,21 +29,21 @@ pub struct tide_bytes {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct tide_memory {
-    /// Where the bytes are, on the session's GPU if it has one. 0: there is none, or they cannot
+    /// Address of the bytes, on the session's GPU if it has one. 0: there is none, or they cannot
     /// move now.
     pub address: u64,
     /// The `CUevent` after which the memory may be touched: behind the last kernel so far that
     /// writes an evicted storage, or that uses what the memory of an allocated one was before.
     /// Null: at once.
     pub after: *mut c_void,
-    /// Of an allocation on a GPU: the `CUevent` that the library records behind the last copy. The
-    /// storage may be settled or released before it has happened, and every stream that uses the
-    /// bytes or the memory waits for it. It may be the event that `after` is. Null: the storage is
-    /// settled once its bytes are there. Of an eviction on a GPU, the same for what is copied out:
-    /// the event that `after` is, which the library records behind the last look at the memory.
-    /// Null: the storage is released once that was.
+    /// Event of an allocation on a GPU: the `CUevent` that the library records behind the last
+    /// copy. The storage may be settled or released before it has happened, and every stream that
+    /// uses the bytes or the memory waits for it. It may be the event that `after` is. Null: the
+    /// storage is settled once its bytes are there. Of an eviction on a GPU, the same for what is
+    /// copied out: the event that `after` is, which the library records behind the last look at the
+    /// memory. Null: the storage is released once that was.
     pub landed: *mut c_void,
-    /// Of an eviction on a GPU: a `CUevent` behind the last kernel that is known to use the
+    /// Event of an eviction on a GPU: a `CUevent` behind the last kernel that is known to use the
     /// storage, where that is earlier than `after`. Bytes that are written are read from then on.
     /// They are compared with the memory from `after` on, before its release: what a kernel wrote
     /// that nobody knew of is written again. Null: all waits for `after`.
@@ -70,7 +70,8 @@ pub type tide_settle_callback =
 /// Is called before or after a wait.
 pub type tide_wait_callback = Option<unsafe extern "C" fn(context: *mut c_void) -> i32>;
 
-/// What a session calls while one of its functions runs, on the thread that called the function.
+/// Callbacks of a session, called while one of its functions runs, on the thread that called the
+/// function.
 ///
 /// A callback returns 0 or more where it has done what it is for. Below 0 it ends the function,
 /// which returns that number: `TIDE_INTERRUPTED` for Ctrl-C. What it was asked for is asked for
@@ -188,7 +189,7 @@ impl Callbacks {
     }
 }
 
-/// What a callback returned; `None`: there is none.
+/// Checks the result of a callback; `None`: there is none.
 fn check(name: &str, status: Option<i32>) -> Result<(), Failure> {
     match status {
         Some(0..) => Ok(()),

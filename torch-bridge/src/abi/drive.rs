@@ -22,14 +22,14 @@ pub(super) struct OpenSession {
     driver: Mutex<Driver>,
 }
 
-/// What performs the requests of a session.
+/// Driver of a session's requests.
 #[derive(Default)]
 struct Driver {
     /// `None`: the caller, between its calls.
     callbacks: Option<Callbacks>,
     /// The thread whose loops run.
     thread: Option<ThreadId>,
-    /// How many ops are around each loop that runs, the outermost loop first.
+    /// Number of ops around each loop that runs, the outermost loop first.
     depths: Vec<usize>,
 }
 

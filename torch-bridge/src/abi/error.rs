@@ -35,7 +35,7 @@ pub const TIDE_PANICKED: i32 = -7;
 pub const TIDE_NOT_FOUND: i32 = -8;
 /// The pool has no room for it; delete something and try again.
 pub const TIDE_FULL: i32 = -9;
-/// Another process or host has the share or the device.
+/// Status: another process or host has the share or the device.
 pub const TIDE_HELD: i32 = -10;
 /// The range is not within the tensor; nothing was read.
 pub const TIDE_OUT_OF_RANGE: i32 = -11;
@@ -48,8 +48,8 @@ pub const TIDE_READ_ONLY: i32 = -14;
 /// An op around this one has, or is in the middle of moving, what it needs: it can run when that
 /// has ended. Or another thread is in the middle of a call of the session.
 pub const TIDE_BUSY: i32 = -15;
-/// For callbacks that end the function which calls them, because of Ctrl-C for one. What was asked
-/// for is asked for again.
+/// Status of callbacks that end the function which calls them, because of Ctrl-C for one. What was
+/// asked for is asked for again.
 pub const TIDE_INTERRUPTED: i32 = -16;
 
 /// "No storage" where an error is about none.
@@ -91,12 +91,12 @@ pub(super) fn remember(failure: Failure) -> i32 {
 /// The version of this header: functions and fields are added with the second number (the first
 /// while that is 0), and nothing that stands is changed before the first one.
 pub const TIDE_VERSION_MAJOR: i32 = 0;
-/// As above.
-pub const TIDE_VERSION_MINOR: i32 = 1;
-/// As above: corrections.
+/// Minor version of the C ABI.
+pub const TIDE_VERSION_MINOR: i32 = 2;
+/// Patch version of the C ABI: corrections.
 pub const TIDE_VERSION_PATCH: i32 = 0;
 
-/// The version of the library, as text: "0.1.0".
+/// The version of the library, as text: "0.2.0".
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_version() -> *const c_char {
     const VERSION: &CStr =

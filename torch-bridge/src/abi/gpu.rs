@@ -11,8 +11,9 @@ use super::transfer::{range_of, submit_get, submit_put};
 use super::{boundary, check_length, check_result, text_argument};
 use crate::error::Failure;
 
-/// As `tide_put`, from the memory of the GPU that the pool was opened for. The bytes are read once
-/// `after`, a `CUevent` recorded behind the kernels that make them, has happened; null: at once.
+/// Puts, as `tide_put` does, from the memory of the GPU that the pool was opened for. The bytes are
+/// read once `after`, a `CUevent` recorded behind the kernels that make them, has happened; null:
+/// at once.
 ///
 /// # Safety
 /// `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and
@@ -42,11 +43,11 @@ pub unsafe extern "C" fn tide_put_gpu(
     })
 }
 
-/// As `tide_get`, into the memory of the GPU that the pool was opened for, written once `after` has
-/// happened: the last kernel that uses what was there before; null: at once. With `landed` the
-/// ticket is ready, and released, as soon as the copies are on their way: that event was then
-/// recorded behind them, and every stream that uses the bytes waits for it. Null: ready when they
-/// are there.
+/// Gets, as `tide_get` does, into the memory of the GPU that the pool was opened for, written once
+/// `after` has happened: the last kernel that uses what was there before; null: at once. With
+/// `landed` the ticket is ready, and released, as soon as the copies are on their way: that event
+/// was then recorded behind them, and every stream that uses the bytes waits for it. Null: ready
+/// when they are there.
 ///
 /// # Safety
 /// `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and
@@ -80,9 +81,9 @@ pub unsafe extern "C" fn tide_get_gpu(
     })
 }
 
-/// As `tide_batch_put`, from the memory of the GPU that the pool was opened for. The bytes are read
-/// once `after`, a `CUevent` recorded behind the kernels that make them, has happened; null: at
-/// once. No more of them is in host memory than staging holds.
+/// Puts, as `tide_batch_put` does, from the memory of the GPU that the pool was opened for. The
+/// bytes are read once `after`, a `CUevent` recorded behind the kernels that make them, has
+/// happened; null: at once. No more of them is in host memory than staging holds.
 ///
 /// # Safety
 /// `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and

@@ -22,15 +22,14 @@ struct ManagedTensor {
     byte_offset: u64,
     context: *mut c_void,
     deleter: Option<unsafe extern "C" fn(*mut Self)>,
-    /// What `shape` points to: not of `DLPack`'s.
+    /// Length of the array at `shape`; not of `DLPack`'s.
     length: i64,
 }
 
 const DLPACK_UNSIGNED: u8 = 1;
 
-/// Of which bytes the parts of a GPU's memory are multiples that `tide_gpu_memory_decommit` gives
-/// back: written to `granule`. `gpu` is CUDA's number of it plus one, as in the options of
-/// sessions.
+/// Writes to `granule` the unit of the parts of a GPU's memory that `tide_gpu_memory_decommit`
+/// releases. `gpu` is CUDA's number of it plus one, as in the options of sessions.
 ///
 /// # Safety
 /// `granule` points to one `uint64_t`.
@@ -101,7 +100,8 @@ unsafe extern "C" fn let_go(tensor: *mut ManagedTensor) {
     });
 }
 
-/// Whether such an allocation begins at `address` that was not let go of.
+/// Returns 1 if such an allocation begins at `address` and was not released by the framework; else
+/// 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_gpu_memory_is_live(address: u64) -> i32 {
     boundary(|| Ok(mapped_storages().is_live(address)))
@@ -123,8 +123,8 @@ pub unsafe extern "C" fn tide_gpu_memory_decommit(address: u64, length: u64) -> 
     })
 }
 
-/// The same part is about to be written again. Returns 1; 0 where the GPU has no memory left, and
-/// then the part is as it was.
+/// Recommits a part that is about to be written again. Returns 1; 0 where the GPU has no memory
+/// left, and then the part is as it was.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_gpu_memory_recommit(address: u64, length: u64) -> i32 {
     boundary(|| {
@@ -133,9 +133,9 @@ pub extern "C" fn tide_gpu_memory_recommit(address: u64, length: u64) -> i32 {
     })
 }
 
-/// With `on` non-zero somebody calls `tide_gpu_memory_take_dead` from time to time: what the
-/// framework has let go of stays until then. With 0 its deleter waits for the GPU and frees, as
-/// `cuMemFree` does, and so does this for what is left. It is the whole process's.
+/// Announces, with `on` non-zero, that somebody calls `tide_gpu_memory_take_dead` from time to
+/// time: what the framework has let go of stays until then. With 0 its deleter waits for the GPU
+/// and frees, as `cuMemFree` does, and so does this for what is left. It is the whole process's.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_gpu_memory_take_care(on: i32) -> i32 {
     boundary(|| {

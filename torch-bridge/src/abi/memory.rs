@@ -10,7 +10,7 @@ use super::{TIDE_READY, boundary, write_answer};
 use crate::error::Failure;
 use crate::memory::{Arena, arena, arena_of_this_process, small};
 
-/// How much memory of the host this process may use, as JSON, written to `buffer`: `machine`, what
+/// Writes the limits of the host's memory for this process to `buffer`, as JSON: `machine`, what
 /// the machine has; `limit`, the lowest limit of the control groups (of a container, say) that the
 /// process is in, and `limit_file`, the kernel's file that sets it, both null where none is below
 /// `machine`; `available`, what can be allocated now without swapping and below every limit. All in
@@ -31,8 +31,8 @@ pub unsafe extern "C" fn tide_host_memory(buffer: *mut c_char, capacity: usize) 
     unsafe { write_answer(figures, buffer, capacity) }
 }
 
-/// Whether large allocations of `tide_memory_allocate` come from memory that is kept when it is
-/// freed, so that it can be used again without page faults. With 0 all that is kept goes back to
+/// Sets whether large allocations of `tide_memory_allocate` come from memory that is kept when it
+/// is freed, so that it can be used again without page faults. With 0 all that is kept goes back to
 /// the system; what is allocated stays until it is freed. It is the whole process's.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_memory_keep(on: i32) -> i32 {
@@ -46,7 +46,7 @@ pub extern "C" fn tide_memory_keep(on: i32) -> i32 {
     })
 }
 
-/// Whether the calling thread keeps small blocks that it frees by `tide_memory_free`, 8 MiB at
+/// Sets whether the calling thread keeps small blocks that it frees by `tide_memory_free`, 8 MiB at
 /// most, and gets them again for allocations of the same size. With 0 all of them go back to the C
 /// library.
 #[unsafe(no_mangle)]
@@ -72,7 +72,8 @@ pub extern "C" fn tide_memory_hold(most: u64) -> u64 {
     arena().map_or(0, |arena| arena.hold_process(most as usize) as u64)
 }
 
-/// How many bytes of freed memory are kept: for all threads, and small blocks of the calling one.
+/// Returns the bytes of freed memory that are kept, for all threads, and small blocks of the
+/// calling one.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_memory_kept() -> u64 {
     (arena().map_or(0, Arena::kept) + small::kept()) as u64
@@ -90,14 +91,14 @@ pub unsafe extern "C" fn tide_memory_decommit(address: *mut c_void, length: u64)
     unsafe { Arena::decommit(address.cast(), length as usize) };
 }
 
-/// The same part is about to be written again: what is kept makes way for its pages.
+/// Recommits a part that is about to be written again: what is kept makes way for its pages.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_memory_recommit(address: *mut c_void, length: u64) {
     Arena::recommit(address.cast(), length as usize);
 }
 
-/// As `posix_memalign`, which it calls for what is small, and while nothing is to be kept. Small
-/// sizes are rounded up to multiples of 64 bytes.
+/// Allocates, as `posix_memalign` does, which it calls for what is small, and while nothing is to
+/// be kept. Small sizes are rounded up to multiples of 64 bytes.
 ///
 /// # Safety
 /// As `posix_memalign`; only `tide_memory_free` frees it.
@@ -119,7 +120,7 @@ pub unsafe extern "C" fn tide_memory_allocate(
     unsafe { libc::posix_memalign(result, alignment, rounded.unwrap_or(size)) }
 }
 
-/// As `free`, which it calls for all that did not come from memory that is kept.
+/// Frees, as `free` does, which it calls for all that did not come from memory that is kept.
 ///
 /// # Safety
 /// As `free`.

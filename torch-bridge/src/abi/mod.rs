@@ -51,7 +51,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::error::Failure;
 use crate::memory::MemoryPlace;
 
-/// What a function returns in C where it did not fail.
+/// Type that a function returns in C when it has not failed.
 trait ReturnCode {
     fn code(self) -> i32;
 }
@@ -132,7 +132,7 @@ unsafe fn array_argument<'a, T>(
 /// Any initialised bytes are a value, zeros mean "as before this field existed", and the first
 /// field is a `u64`: the length of the caller's version.
 unsafe trait Options: Copy {
-    /// How C calls it.
+    /// Name in C.
     const NAME: &str;
     /// The length of the first version that was ever released.
     const LENGTH_MIN: usize;

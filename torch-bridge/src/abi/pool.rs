@@ -27,7 +27,7 @@ pub(super) static POOLS: HandleTable<OpenPool> = HandleTable::new("pool");
 pub(super) struct OpenPool {
     pool: Pool,
     eventfd: Mutex<Option<Arc<EventFd>>>,
-    /// It is a session's, which closes it.
+    /// True if the pool is a session's, which closes it.
     of_session: bool,
 }
 
@@ -57,7 +57,7 @@ impl Deref for OpenPool {
     }
 }
 
-/// How to open a pool.
+/// Options to open a pool.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct tide_pool_options {
@@ -79,12 +79,12 @@ pub struct tide_pool_options {
     /// CUDA's number of the GPU whose memory `tide_put_gpu` and `tide_get_gpu` name, plus one; 0:
     /// none.
     pub gpu: u8,
-    /// Where that GPU's memory begins that transfers by "gds" read and write in place, without a
-    /// copy, from multiples of 4 KiB on: an arena of `cuMemAlloc`'s. It stays allocated until
+    /// Address of the GPU's memory that transfers by "gds" read and write in place, without a copy,
+    /// from multiples of 4 KiB on: an arena of `cuMemAlloc`'s. It stays allocated until
     /// `tide_pool_close` has returned. What cuFile refuses to register is copied like other memory
     /// (the data path's notes in the statistics say why). 0: none.
     pub arena: u64,
-    /// Its bytes.
+    /// The bytes.
     pub arena_bytes: u64,
     /// Non-zero refuses a pool that is not there. Otherwise one is made where none of its devices
     /// exists; and where a file system is not mounted, its directory is empty, and the pool would
@@ -171,10 +171,11 @@ fn close(pool: u64, timeout: Duration) -> Result<(), Failure> {
     closed.map_err(Failure::pool)
 }
 
-/// As `tide_pool_close`, waiting at most `timeout_ms` for devices: transfers in flight end as
-/// stopped then, commits that were begun are in doubt until the pool is opened again, and the call
-/// returns half a second later at most. Devices that may still do something keep their memory and
-/// the share until the process ends, which the error says. `TIDE_FOREVER` is `tide_pool_close`.
+/// Closes, as `tide_pool_close` does, waiting at most `timeout_ms` for devices: transfers in flight
+/// end as stopped then, commits that were begun are in doubt until the pool is opened again, and
+/// the call returns half a second later at most. Devices that may still do something keep their
+/// memory and the share until the process ends, which the error says. `TIDE_FOREVER` is
+/// `tide_pool_close`.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_pool_close_within(pool: u64, timeout_ms: u32) -> i32 {
     boundary(|| close(pool, timeout_of(timeout_ms)))

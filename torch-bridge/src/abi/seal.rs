@@ -77,9 +77,9 @@ pub unsafe extern "C" fn tide_batch_seal(
     })
 }
 
-/// As `tide_batch_seal`, of what the seal `from` holds under these ids; where it holds nothing, of
-/// what this batch has put or stands. What `from` was made of may have changed meanwhile. It must
-/// be committed; `TIDE_NOT_FOUND` where there is none.
+/// Seals, as `tide_batch_seal` does, what the seal `from` holds under these ids; where it holds
+/// nothing, of what this batch has put or stands. What `from` was made of may have changed
+/// meanwhile. It must be committed; `TIDE_NOT_FOUND` where there is none.
 ///
 /// # Safety
 /// `seal` and `from` are NUL-terminated; `tensors` has `count` items.
@@ -142,8 +142,8 @@ pub unsafe extern "C" fn tide_pool_seals(pool: u64, buffer: *mut c_char, capacit
     unsafe { write_answer(seals, buffer, capacity) }
 }
 
-/// What a seal holds as JSON, written to `buffer`: of each tensor its `id` (32 hexadecimal digits),
-/// its `name` or null, and its `length`. Returns the text's length, 0 for an error.
+/// Writes the tensors of a seal to `buffer`, as JSON: of each tensor its `id` (32 hexadecimal
+/// digits), its `name` or null, and its `length`. Returns the text's length, 0 for an error.
 ///
 /// # Safety
 /// `seal` is NUL-terminated; `buffer` is null or has `capacity` bytes.
@@ -168,7 +168,7 @@ pub unsafe extern "C" fn tide_seal_tensors(
     unsafe { write_answer(tensors, buffer, capacity) }
 }
 
-/// As `tide_get`, of what a seal holds.
+/// Gets, as `tide_get` does, from a seal.
 ///
 /// # Safety
 /// `seal` is NUL-terminated; `address` has `length` bytes that nobody else touches until the ticket
@@ -242,13 +242,13 @@ pub unsafe extern "C" fn tide_session_pool(session: u64, pool: *mut u64) -> i32 
     })
 }
 
-/// For each of `count` storages of a session the id in the log of a copy that has its bytes, in
-/// `tensors`; zeroes where there is none: it was never written, or has changed since. `addresses`
-/// and `lengths` say where the storages' memory is, 0 for those that are not in memory. What is in
-/// memory is compared with its copy, by checksums and without reading that: bytes that changed
-/// unseen have none, and neither has what is pinned or cannot move. With `write` not 0, what is in
-/// memory, has no copy and could leave is written: it is clean from then on. Of a call that fails
-/// nothing is left. Nobody changes or evicts the storages during the call.
+/// Writes to `tensors`, for each of `count` storages of a session, the id in the log of a copy that
+/// has its bytes; zeroes where there is none: it was never written, or has changed since.
+/// `addresses` and `lengths` say where the storages' memory is, 0 for those that are not in memory.
+/// What is in memory is compared with its copy, by checksums and without reading that: bytes that
+/// changed unseen have none, and neither has what is pinned or cannot move. With `write` not 0,
+/// what is in memory, has no copy and could leave is written: it is clean from then on. Of a call
+/// that fails nothing is left. Nobody changes or evicts the storages during the call.
 ///
 /// # Safety
 /// `storages`, `addresses`, `lengths` and `tensors` have `count` items; each address that is not 0

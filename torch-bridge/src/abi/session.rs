@@ -35,7 +35,7 @@ impl ReturnCode for Readiness {
     }
 }
 
-/// How to open a session.
+/// Options to open a session.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct tide_session_options {
@@ -62,15 +62,15 @@ pub struct tide_session_options {
     pub buffered: u8,
     /// Non-zero never makes a plan.
     pub reactive: u8,
-    /// Who plans: 1 the published algorithm, 2 Tidelog's own; 0 leaves the choice to Tidelog.
+    /// Planner: 1 the published algorithm, 2 Tidelog's own; 0 leaves the choice to Tidelog.
     pub policy: u8,
-    /// Where the storages are: CUDA's number of the GPU plus one; 0: in host memory.
+    /// Device of the storages: CUDA's number of the GPU plus one; 0: in host memory.
     pub gpu: u8,
     /// Non-zero refuses a pool that is not there. Otherwise one is made where none of its devices
     /// exists; and where a file system is not mounted, its directory is empty, and the pool would
     /// be made on another disk.
     pub must_exist: u64,
-    /// How many shares a pool gets that is made, one for each process that will own one; 0: one.
+    /// Number of shares of a pool that is made, one for each process that will own one; 0: one.
     pub share_count: u64,
     /// Non-zero leaves the files of a pool that is made sparse: no space of them is reserved, and a
     /// write fails once the file system is full. Otherwise all is; with zeroes, where the file
@@ -112,9 +112,9 @@ pub const TIDE_ALLOCATE: u32 = 3;
 /// Lift the guard: the storage is resident, no transfer touches it.
 pub const TIDE_SETTLE: u32 = 4;
 
-/// As `TIDE_EVICT`, for a part of the storage, which begins where `tide_session_part_begin` says:
-/// return the address of that part. Others of its parts may be out, and those bytes are somewhere
-/// in memory all the same.
+/// Request to evict a part, as `TIDE_EVICT` is for a storage; it begins where
+/// `tide_session_part_begin` says: return the address of that part. Others of its parts may be out,
+/// and those bytes are somewhere in memory all the same.
 pub const TIDE_EVICT_PART: u32 = 5;
 /// Guard the storage, and give back the pages of this part alone. The others keep theirs, whether
 /// in memory or on their way, so the storage keeps its address.
@@ -127,22 +127,23 @@ pub const TIDE_SETTLE_PART: u32 = 8;
 
 /// All parts of the storage are in memory.
 pub const TIDE_PARTS_RESIDENT: u64 = 0;
-/// The same, and there is a copy of the bytes of one at least.
+/// State of parts of which a copy has the bytes of one at least.
 pub const TIDE_PARTS_COPIED: u64 = 1;
 /// All are in memory, and one at least is being copied out.
 pub const TIDE_PARTS_LEAVING: u64 = 2;
 /// One at least is out, or its bytes are not there yet.
 pub const TIDE_PARTS_AWAY: u64 = 3;
 
-/// Where plans may move parts of storages, numbers below this are the session's own.
+/// Least number of storages for the framework where plans may move parts of storages; lower numbers
+/// are the session's own.
 pub const TIDE_PART_NUMBERS: u32 = 4096;
 const _: () = assert!(TIDE_PART_NUMBERS == PART_NUMBERS);
 
-/// In an element of `uses`: the op writes the storage.
+/// Flag in an element of `uses`: the op writes the storage.
 pub const TIDE_MODIFIES: u32 = 0x8000_0000;
 const _: () = assert!(STORAGES_MAX <= TIDE_MODIFIES);
 
-/// In the `storage` of a birth: its memory is not the framework's own and must stay.
+/// Flag in the `storage` of a birth: its memory is not the framework's own and must stay.
 pub const TIDE_UNMOVABLE: u64 = 0x1_0000_0000;
 
 /// A storage that came into being.
@@ -152,7 +153,7 @@ pub struct tide_birth {
     /// The storage's number, plus `TIDE_UNMOVABLE` where its memory must stay; below
     /// `TIDE_MODIFIES`, chosen by the caller: small, and not that of another live storage.
     pub storage: u64,
-    /// Its bytes.
+    /// The bytes.
     pub size: u64,
     /// The op's index times 65,536 plus the output slot; an index of 0xFFFFFFFF is outside a step.
     pub place: u64,
@@ -165,11 +166,11 @@ pub struct tide_birth {
 pub struct tide_region {
     /// The first op of the first run.
     pub first_begin: u32,
-    /// Behind its last.
+    /// End of the first run.
     pub first_end: u32,
     /// The first op of the second run, which may end before the first run did.
     pub again_begin: u32,
-    /// Behind its last.
+    /// End of the second run.
     pub again_end: u32,
 }
 
@@ -414,7 +415,7 @@ pub extern "C" fn tide_session_step(session: u64, mark: i32) -> i32 {
     })
 }
 
-/// Before an op: ready once its storages are resident and its outputs have room. `index` below zero
+/// Begins an op: ready once its storages are resident and its outputs have room. `index` below zero
 /// is outside a step.
 ///
 /// # Safety
@@ -440,7 +441,7 @@ pub unsafe extern "C" fn tide_session_op_begin(
     })
 }
 
-/// After an op, its births reported: ready once the budget holds with its outputs.
+/// Ends an op, its births reported: ready once the budget holds with its outputs.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_op_end(session: u64) -> i32 {
     driven(session, Session::op_end)
@@ -498,7 +499,7 @@ pub extern "C" fn tide_session_wait(session: u64, timeout_ms: u32) -> i32 {
 }
 
 /// The next request: returns `TIDE_ACTION` where there is one. The same request comes again until
-/// it is reported done.
+/// it is reported done. Deprecated: version 0.3 has callbacks alone (`tide_session_set_callbacks`).
 ///
 /// # Safety
 /// `action` points to one `tide_action`.
@@ -536,10 +537,10 @@ pub unsafe extern "C" fn tide_session_action_done(
     })
 }
 
-/// The same for `TIDE_ALLOCATE` on a GPU, without a wait for the copies. When the storage is
-/// settled or released, its bytes may still be on their way: by then the `CUevent` `landed` was
-/// recorded behind them, and every stream that uses the bytes, or the memory, waits for it. It may
-/// be the event that `after` is. Null: as `tide_session_action_done`.
+/// Completes `TIDE_ALLOCATE` on a GPU without a wait for the copies. When the storage is settled or
+/// released, its bytes may still be on their way: by then the `CUevent` `landed` was recorded
+/// behind them, and every stream that uses the bytes, or the memory, waits for it. It may be the
+/// event that `after` is. Null: as `tide_session_action_done`.
 ///
 /// # Safety
 /// As for `tide_session_action_done`; and nobody else touches the memory before `landed` has
@@ -575,10 +576,10 @@ pub unsafe extern "C" fn tide_session_stats(
     unsafe { write_answer(answer, buffer, capacity) }
 }
 
-/// What the plan's simulation makes of a step at the pace of the last one, as JSON, written to
-/// `buffer`: `time_ns`, `stall_ns`, `stalls`, `bytes_written`, `bytes_read`; null where the last
-/// step followed no plan to its end. Simulates, which may take a while. Returns the text's length,
-/// 0 for a stale handle.
+/// Writes the plan's simulation of a step at the pace of the last one to `buffer`, as JSON:
+/// `time_ns`, `stall_ns`, `stalls`, `bytes_written`, `bytes_read`; null where the last step
+/// followed no plan to its end. Simulates, which may take a while. Returns the text's length, 0 for
+/// a stale handle.
 ///
 /// # Safety
 /// `buffer` is null or has `capacity` bytes.
@@ -620,9 +621,9 @@ pub unsafe extern "C" fn tide_session_trace(session: u64, path: *const c_char) -
     })
 }
 
-/// What each op of the step that is about to end took, in nanoseconds: for ops that had not run
-/// when they were reported as ended, such as kernels. Without this call the time between the two
-/// reports counts.
+/// Reports the time of each op of the step that is about to end, in nanoseconds: for ops that had
+/// not run when they were reported as ended, such as kernels. Without this call the time between
+/// the two reports counts.
 ///
 /// # Safety
 /// `durations` has `count` items.
@@ -649,16 +650,16 @@ pub extern "C" fn tide_session_leave_plan(session: u64) -> i32 {
     })
 }
 
-/// With `on` non-zero the first plan, once it is ready, is not followed until this is called with
-/// 0: ranks of a distributed program begin to follow theirs in the same step. Returns 1 if it is
-/// ready, so that the next step can follow it; else 0.
+/// Holds the first plan: with `on` non-zero it is not followed, once ready, until this is called
+/// with 0: ranks of a distributed program begin to follow theirs in the same step. Returns 1 if it
+/// is ready, so that the next step can follow it; else 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_hold_plan(session: u64, on: i32) -> i32 {
     with_session(session, |session| Ok(session.hold_plan(on != 0)))
 }
 
-/// From here on plans may move parts of storages, and the caller is asked for parts. Before any
-/// storage is born. Where storages are on a GPU only those that are called divisible move in parts.
+/// Lets plans move parts of storages, and the caller is asked for parts. Before any storage is
+/// born. Where storages are on a GPU only those that are called divisible move in parts.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_use_parts(session: u64) -> i32 {
     with_session(session, |session| {
@@ -674,8 +675,8 @@ pub extern "C" fn tide_session_divisible(session: u64, storage: u32) -> i32 {
     with_session(session, |session| session.divisible(storage))
 }
 
-/// Where in its storage the part begins that the next request, which is number `sequence`, is
-/// about: written to `begin`, in bytes. A multiple of 2 MiB.
+/// Writes to `begin` where in its storage the part begins that the next request, which is number
+/// `sequence`, is about, in bytes. A multiple of 2 MiB.
 ///
 /// # Safety
 /// `begin` points to one `uint64_t`.
@@ -717,8 +718,8 @@ pub unsafe extern "C" fn tide_session_plan(
     })
 }
 
-/// Which of these regions of the planned step are better run once, so that what they make stays or
-/// moves: looked for from here on, beside the training. Refused before there is a plan.
+/// Chooses which of these regions of the planned step are better run once, so that what they make
+/// stays or moves: looked for from here on, beside the training. Refused before there is a plan.
 ///
 /// # Safety
 /// `regions` has `count` items.
@@ -756,8 +757,8 @@ pub unsafe extern "C" fn tide_session_chosen_regions(
     unsafe { write_answer(answer, buffer, capacity) }
 }
 
-/// Between two steps: those to come are others. There is no plan from here on; they are recorded
-/// and planned for as the first ones were.
+/// Restarts learning between two steps: those to come are others. There is no plan from here on;
+/// they are recorded and planned for as the first ones were.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_learn_again(session: u64) -> i32 {
     with_session(session, |session| {

@@ -13,10 +13,10 @@ use crate::executor::Readiness;
 
 static TICKETS: HandleTable<InFlight> = HandleTable::new("ticket");
 
-/// As `timeout_ms`: until the end, however long that takes. As an `int` it is -1.
+/// Timeout of a wait without one: until the end, however long that takes. As an `int` it is -1.
 pub const TIDE_FOREVER: u32 = u32::MAX;
 
-/// What a ticket follows.
+/// Operation that a ticket follows.
 pub(super) enum InFlight {
     Transfer(Ticket),
     Commit(Commit),
@@ -35,7 +35,7 @@ impl From<Commit> for InFlight {
 }
 
 impl InFlight {
-    /// What ends when it does.
+    /// Returns the ticket whose end is this one's.
     fn ticket(&self) -> &Ticket {
         match self {
             Self::Transfer(ticket) => ticket,
@@ -43,7 +43,7 @@ impl InFlight {
         }
     }
 
-    /// How it ended, if it has within `timeout`.
+    /// Waits for the end, and returns the result if it ended within `timeout`.
     fn wait(&self, timeout: Duration) -> Option<Result<(), Failure>> {
         match self {
             Self::Transfer(ticket) => {

@@ -13,7 +13,7 @@ use super::ticket::give_out;
 use super::{boundary, check_length, check_result, text_argument, write_result};
 use crate::error::{Failure, FailureKind};
 
-/// In `flags` of a transfer: it goes before those that are not urgent.
+/// Flag of a transfer: it goes before those that are not urgent.
 pub const TIDE_URGENT: u32 = 1;
 
 /// Writes `length` bytes as the scratch tensor `name`, replacing an older version once complete.

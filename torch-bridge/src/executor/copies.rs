@@ -16,10 +16,10 @@ use crate::error::Failure;
 const IN_FLIGHT: usize = 16;
 
 impl Session {
-    /// For each of these storages the id in the log of a copy that has its bytes, if there is one.
+    /// Returns for each storage the id in the log of a copy that has its bytes, if there is one.
     /// With a storage comes its memory, where that is in memory and may be read. It is compared
-    /// with the copy there is. If they are to be written, those that have none and could leave
-    /// get one, so that they are clean from then on.
+    /// with the copy there is. If they are to be written, those that have none and could leave get
+    /// one, so that they are clean from then on.
     pub(crate) fn copies(
         &self,
         storages: impl Iterator<Item = (u32, Option<Source>)>,
@@ -41,16 +41,16 @@ impl Session {
 
 struct Copying<'a> {
     session: &'a Session,
-    /// Whether copies that are not there are written.
+    /// True if copies that are not there are written.
     write: bool,
     found: Vec<Option<TensorId>>,
     flights: VecDeque<Flight>,
-    /// What is no storage's copy yet.
+    /// Copies that are no storage's yet.
     written: Vec<StorageId>,
 }
 
 struct Flight {
-    /// Its place in `found`.
+    /// The place in `found`.
     place: usize,
     storage: StorageId,
     ticket: Ticket,
@@ -121,7 +121,7 @@ impl Copying<'_> {
 }
 
 impl Drop for Copying<'_> {
-    /// Nothing reads the caller's memory any more, and nothing is left that nobody would delete.
+    /// Releases the caller's memory, and deletes copies that nobody would.
     fn drop(&mut self) {
         for Flight { storage, ticket, kind, .. } in self.flights.drain(..) {
             let _ = (ticket.wait(), ticket.wait_released());

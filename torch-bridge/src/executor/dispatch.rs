@@ -25,14 +25,14 @@ use super::transfers::{BackingStore, OrderedTransfer, QueuedRequest, TransferEnd
 use crate::error::{Failure, FailureKind};
 use crate::memory::{BYTES_MAX, CallerMemory, MemoryAction, MemoryRequest, RequestedBytes};
 
-/// What the caller does next.
+/// Next action of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Readiness {
-    /// It goes on.
+    /// The caller continues.
     Ready,
-    /// It takes requests first.
+    /// The caller takes requests first.
     Requests,
-    /// It waits for transfers, or for asynchronous uses to end.
+    /// The caller waits for transfers, or for asynchronous uses to end.
     Waiting,
 }
 
@@ -47,11 +47,12 @@ pub(super) struct Executor {
     pub(super) history: History,
     /// Parts that are to be out before an eviction that was asked for is through.
     evicting: Vec<StorageId>,
-    /// What the caller is in the middle of around the op that is begun, as the machine has it.
+    /// Storages that the caller is in the middle of around the op that is begun, as the machine has
+    /// it.
     in_hand: Vec<StorageId>,
     /// Empty; kept for its memory.
     actions: Vec<ResidencyAction>,
-    /// As `actions`.
+    /// Scratch memory for uses, as `actions`.
     uses: Vec<OpUse>,
 }
 
@@ -134,14 +135,14 @@ impl Executor {
         Ok(())
     }
 
-    /// How many ops are around those that begin now.
+    /// Returns the number of ops around those that begin now.
     pub(super) fn depth(&self) -> usize {
         self.ops.depth()
     }
 
-    /// So many ops are around those that begin from here on. What was inside is over; the op that
-    /// was begun last goes on after those that begin inside it. An error of what goes on by that
-    /// is for who waits for it, who looks again.
+    /// Enters or leaves ops, so that `depth` are around those that begin from here on. What was
+    /// inside is over; the op that was begun last goes on after those that begin inside it. An
+    /// error of what goes on by that is for who waits for it, who looks again.
     pub(super) fn nest(&mut self, depth: usize) -> Result<Readiness, Failure> {
         self.caller_returns();
         let mut progress = self.nest_ops(depth)?;
@@ -194,7 +195,7 @@ impl Executor {
         })
     }
 
-    /// What the caller is in the middle of now is what it is until the depth changes again.
+    /// Updates what the caller is in the middle of, for the time until the depth changes again.
     fn depth_changed(&mut self) {
         for storage in self.in_hand.drain(..) {
             self.machine.in_hand(storage, false);
@@ -207,9 +208,8 @@ impl Executor {
         self.keep_for_ops_around();
     }
 
-    /// What ops around have of the budget is not for those inside: room for outputs that they were
-    /// granted, and memory that counts as given up, but that the caller was about to free when the
-    /// op inside began.
+    /// Keeps budget for ops around: room for outputs that they were granted, and memory that counts
+    /// as given up, but that the caller was about to free when the op inside began.
     fn keep_for_ops_around(&mut self) {
         if self.ops.depth() == 0 {
             return self.machine.keep_for_others(Bytes(0));
@@ -238,7 +238,7 @@ impl Executor {
         self.machine.settle()
     }
 
-    /// Nothing that was begun goes on.
+    /// Leaves all ops: nothing that was begun continues.
     fn leave_ops(&mut self) {
         self.transfers.nest(0);
         while self.ops.depth() > 0 {
@@ -319,7 +319,7 @@ impl Executor {
         self.parts.of(storage).try_for_each(|part| self.machine.modified(part))
     }
 
-    /// Nothing is said of some parts alone.
+    /// Checks that a storage is in memory with all of its parts.
     fn check_in_memory(&self, storage: StorageId) -> Result<(), ProtocolError> {
         let is_away = self.parts.are_away(&self.machine, storage);
         if is_away { Err(ProtocolError::NotResident(storage)) } else { Ok(()) }
@@ -450,8 +450,8 @@ impl Executor {
         }
     }
 
-    /// Whether the op uses something of which the caller has begun to do what was asked for around
-    /// it.
+    /// Returns whether the op uses something of which the caller has begun to do what was asked for
+    /// around it.
     fn uses_what_moves_around(&self) -> bool {
         let is_asked_for = |one: &OpUse| self.transfers.is_asked_for(one.storage.0);
         self.ops.depth() > 0 && self.ops.open_uses().any(is_asked_for)
@@ -658,7 +658,7 @@ impl Executor {
     }
 }
 
-/// Whether it would be granted if it were not for what ops around it have.
+/// Returns whether a refused op would be granted if it were not for what ops around it have.
 fn fits_but_for_others(refusal: &BudgetRefusal) -> bool {
     refusal.smallest_budget.0 - refusal.others.0 <= refusal.budget.0
 }

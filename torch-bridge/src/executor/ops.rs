@@ -12,7 +12,7 @@ use crate::error::{Failure, FailureKind};
 
 /// An op that is about to run.
 pub(crate) struct OpCall<'a> {
-    /// Its place in the step; `None`: outside of a step.
+    /// The place in the step; `None`: outside of a step.
     pub(crate) index: Option<u32>,
     pub(crate) fingerprint: u64,
     pub(crate) name: &'a str,
@@ -33,17 +33,17 @@ struct Op {
     /// Begun, and not ended yet.
     open: bool,
     running_since: Option<Instant>,
-    /// What of it is pinned since another op began inside it.
+    /// Storages of the op that are pinned since another op began inside it.
     pinned: Vec<StorageId>,
-    /// What the machine was at when another op began inside it.
+    /// State of the machine when another op began inside it.
     suspended: Suspended,
-    /// What was to be moved out then.
+    /// Storages that were to be evicted then.
     evicting: Vec<StorageId>,
     /// An error of the machine that waits until the caller's requests are done.
     held: Option<OpProgress>,
 }
 
-/// What goes on where the ops inside are over.
+/// Work that continues where the ops inside are over.
 pub(super) enum GoesOn {
     /// The op around runs, or nothing was under way.
     Nothing,
@@ -53,7 +53,7 @@ pub(super) enum GoesOn {
     Op,
     /// The budget is to hold.
     Settle,
-    /// These are to be out.
+    /// Eviction of these storages.
     Evict(Vec<StorageId>),
 }
 
@@ -68,7 +68,7 @@ pub(super) struct Ops {
 }
 
 impl Op {
-    /// Whether the caller has heard that it may run, and has not ended it.
+    /// Returns whether the caller has heard that it may run, and has not ended it.
     fn runs(&self) -> bool {
         self.open && self.running_since.is_some()
     }
@@ -88,7 +88,7 @@ impl Ops {
         current.held = None;
     }
 
-    /// What the op uses.
+    /// Returns the uses of the op.
     pub(super) fn uses(&self) -> &[OpUse] {
         &self.current.uses
     }
@@ -133,19 +133,19 @@ impl Ops {
         self.open_uses().find(|used| is_away(used.storage)).map(|used| used.storage)
     }
 
-    /// What the op uses, if it has not ended.
+    /// Returns the uses of the op, if it has not ended.
     pub(super) fn open_uses(&self) -> impl Iterator<Item = &OpUse> {
         self.current.uses.iter().filter(|_| self.current.open)
     }
 
     // -- ops inside ops --
 
-    /// How many ops are around the one that was begun last.
+    /// Returns the number of ops around the one that was begun last.
     pub(super) fn depth(&self) -> usize {
         self.around.len()
     }
 
-    /// What begins from here on is inside the op that was begun last. If that runs, what it uses,
+    /// Enters the op that was begun last: later ops are inside it. If that runs, what it uses,
     /// which these are to the machine, stays where it is. What waits goes on later.
     pub(super) fn enter(
         &mut self,
@@ -167,7 +167,7 @@ impl Ops {
         self.around.push(outer);
     }
 
-    /// What was inside the op around is over. Returns what goes on by that.
+    /// Leaves the op around. Returns what goes on by that.
     pub(super) fn leave(&mut self, machine: &mut Residency) -> GoesOn {
         self.unpin(machine);
         self.current = self.around.pop().unwrap_or_default();
@@ -198,7 +198,7 @@ impl Ops {
         self.around.iter().filter(|op| op.runs()).map(|op| op.suspended.reserve.0).sum()
     }
 
-    /// What the op uses is held by the machine alone, or the op is over.
+    /// Unpins the storages of an op: from here on the machine alone holds them, or the op is over.
     pub(super) fn unpin(&mut self, machine: &mut Residency) {
         for storage in self.current.pinned.drain(..) {
             machine.unpin(storage);
@@ -221,7 +221,7 @@ impl Ops {
         self.declined.push(storage);
     }
 
-    /// What the caller could not let go may be movable by now.
+    /// Retries storages that the caller could not let go, and which may be movable by now.
     pub(super) fn retry_declined(&mut self, machine: &mut Residency) {
         for storage in self.declined.drain(..) {
             machine.unpin(storage);

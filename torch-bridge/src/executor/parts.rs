@@ -28,33 +28,33 @@ pub(crate) const PART_NUMBERS: u32 = 1 << 12;
 /// The live storages that named ones of a trace with whole storages are.
 pub(super) type Bindings = Vec<(PlanStorage, StorageId)>;
 
-/// Which storages plans may move in parts.
+/// Storages that plans may move in parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Divisible {
     #[default]
     None,
-    /// Those that are alive across steps, once the caller has called them divisible.
+    /// Storages that are alive across steps, once the caller has called them divisible.
     WhatLivesOn,
     All,
 }
 
-/// Which storages are in parts.
+/// Storages in parts.
 #[derive(Default)]
 pub(super) struct StorageParts {
     used_for: Divisible,
-    /// What the caller has called divisible, where that matters.
+    /// Storages that the caller has called divisible, where that matters.
     divisible: HashSet<StorageId>,
     /// The step of the plan that is followed, if that moves parts.
     step: Option<Arc<PartedStep>>,
-    /// What such a step makes, where that is not as in the step with whole storages.
+    /// Births of such a step, where that is not as in the step with whole storages.
     births: HashMap<(OpIndex, u16), Vec<PartToBe>>,
     /// The parts of a storage, in their order.
     parts: HashMap<StorageId, Vec<PartNow>>,
     /// The storage of a part, and where the part begins.
     wholes: HashMap<StorageId, (StorageId, u64)>,
-    /// What is to be cut, as soon as it rests.
+    /// Storages to cut, each as soon as it rests.
     waiting: BTreeMap<StorageId, PlanStorage>,
-    /// What is to be cut, as soon as it is divisible.
+    /// Storages to cut, each as soon as it is divisible.
     not_divisible: HashMap<StorageId, PlanStorage>,
     /// Numbers that are free once the machine has forgotten them.
     given_back: Vec<u32>,
@@ -77,7 +77,7 @@ struct PartToBe {
 }
 
 impl StorageParts {
-    /// From here on plans may move parts of these storages.
+    /// Lets plans move parts of these storages.
     pub(super) fn use_them(&mut self, of: Divisible) {
         self.used_for = of;
     }
@@ -94,12 +94,12 @@ impl StorageParts {
         }
     }
 
-    /// How many storages are in parts now, and in how many.
+    /// Returns the number of storages in parts now, and of their parts.
     pub(super) fn counts(&self) -> (usize, usize) {
         (self.parts.len(), self.wholes.len())
     }
 
-    /// What the machine has for a storage: its parts, or the storage itself.
+    /// Iterates over the machine's storages for a storage: its parts, or the storage itself.
     pub(super) fn of(&self, storage: StorageId) -> impl Iterator<Item = StorageId> + '_ {
         let parts = self.parts.get(&storage).map_or(&[][..], Vec::as_slice);
         let whole = parts.is_empty().then_some(storage);
@@ -111,7 +111,7 @@ impl StorageParts {
         self.wholes.get(&id).map_or(id, |(whole, _)| *whole)
     }
 
-    /// What the caller is asked for where the machine names this one.
+    /// Returns the bytes that the caller is asked for where the machine names this one.
     pub(super) fn requested(&self, id: StorageId) -> RequestedBytes {
         match self.wholes.get(&id) {
             Some(&(StorageId(storage), begin)) => RequestedBytes { storage, part: Some(begin) },
@@ -127,12 +127,12 @@ impl StorageParts {
         into.extend(parts);
     }
 
-    /// Whether some of a storage's bytes are not in memory.
+    /// Returns whether some of a storage's bytes are not in memory.
     pub(super) fn are_away(&self, machine: &Residency, storage: StorageId) -> bool {
         self.of(storage).any(|part| is_away(machine.state(part)))
     }
 
-    /// Where the parts of a storage are, in a word.
+    /// Returns the state of a storage's parts, in a word.
     pub(super) fn state(&self, machine: &Residency, storage: StorageId) -> PartState {
         let state = |part| match machine.state(part) {
             Some(StorageState::Evicted | StorageState::Fetching) => PartState::Away,
@@ -196,8 +196,7 @@ impl StorageParts {
         bound.collect()
     }
 
-    /// From the next step on the machine follows a plan for these steps, with whole storages or in
-    /// parts.
+    /// Follows a plan from the next step on, with whole storages or in parts.
     pub(super) fn follow(
         &mut self,
         machine: &mut Residency,
@@ -213,14 +212,14 @@ impl StorageParts {
         }
     }
 
-    /// There is no plan: what is in parts stays so, and nothing else is cut.
+    /// Follows no plan: what is in parts stays so, and nothing else is cut.
     pub(super) fn follow_nothing(&mut self) {
         self.step = None;
         self.births.clear();
         self.cut_nothing();
     }
 
-    /// There is no plan, but it is known who is who.
+    /// Binds storages without a plan: it is known who is who.
     pub(super) fn bind_as_they_are(&self, machine: &mut Residency, bindings: &Bindings) {
         for &(plan, storage) in bindings {
             for part in self.of(storage) {
@@ -378,8 +377,8 @@ fn length_of(parts: &[PartToBe]) -> u64 {
     parts.iter().map(|part| part.length).sum()
 }
 
-/// What the ops of a step make of which something is in parts. There are more outputs then, so
-/// their slots say nothing of them.
+/// Returns the births of a step's ops of which something is in parts. There are more outputs then,
+/// so their slots say nothing of them.
 fn births(trace: &Trace, step: &PartedStep) -> HashMap<(OpIndex, u16), Vec<PartToBe>> {
     let ops = trace.ops.iter().zip(&step.trace.ops).enumerate();
     let cut = ops.filter(|(_, (whole, parted))| whole.births.len() != parted.births.len());

@@ -126,7 +126,7 @@ fn begin_op(machine: &mut Residency, parts: &StorageParts, storage: StorageId) {
     assert_eq!(machine.resume(), OpProgress::Ready);
 }
 
-/// What the parts of a storage are in the plan.
+/// Returns the parts of a storage by their places in the plan.
 fn planned_as(machine: &Residency, parts: &StorageParts, storage: StorageId) -> Vec<u32> {
     parts.of(storage).map(|part| machine.planned_as(part).unwrap().0).collect()
 }

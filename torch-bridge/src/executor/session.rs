@@ -24,21 +24,21 @@ use crate::error::{Failure, FailureKind};
 use crate::memory::{BYTES_MAX, CallerMemory, MemoryPlace, MemoryRequest};
 use crate::pool::{PoolConfig, SharedPool};
 
-/// Of a pool's space, in quarters, what storages may take if another step is chosen: the log needs
-/// some to move in.
+/// Part of a pool's space, in quarters, that storages may take if another step is chosen: the log
+/// needs some to move in.
 const POOL_QUARTERS: u64 = 3;
 
-/// What is in flight beside asynchronous uses is looked at this often.
+/// Interval at which transfers beside asynchronous uses are checked.
 const REFUSE_AFTER: Duration = Duration::from_millis(1);
 
-/// How to open a session.
+/// Options to open a session.
 pub(crate) struct SessionConfig<'a> {
     pub(crate) pool: PoolConfig<'a>,
     /// Bytes of storages and staging that may be in memory at once.
     pub(crate) budget: u64,
     /// Bytes of host memory that takes a GPU's storages before the pool does.
     pub(crate) host_memory: u64,
-    /// Never makes a plan.
+    /// True to make no plan.
     pub(crate) reactive: bool,
     pub(crate) policy: PlannerPolicy,
 }
@@ -153,7 +153,7 @@ impl Session {
         })
     }
 
-    /// Whether an op that has ended uses the storage still.
+    /// Checks that an op that has ended uses the storage still.
     pub(crate) fn async_use(&self, storage: u32, on: bool) -> Result<(), Failure> {
         self.change(storage, |Executor { parts, machine, .. }, id| {
             for part in parts.of(id) {
@@ -205,7 +205,7 @@ impl Session {
         self.lock().machine.leave_schedule();
     }
 
-    /// From here on plans may move parts of storages. Before any storage is born.
+    /// Lets plans move parts of storages. Before any storage is born.
     pub(crate) fn use_parts(&self) {
         let of = match self.store.place() {
             MemoryPlace::Host => Divisible::All,
@@ -224,7 +224,7 @@ impl Session {
         })
     }
 
-    /// Where the part begins that request `sequence`, which is the next, is about.
+    /// Returns the start of the part that request `sequence`, which is the next, is about.
     pub(crate) fn part_begin(&self, sequence: u64) -> Result<u64, Failure> {
         let next = self.next_request().filter(|next| next.sequence == sequence);
         next.and_then(|next| next.of.part).ok_or_else(|| {
@@ -232,12 +232,14 @@ impl Session {
         })
     }
 
-    /// Whether the first plan waits until this is called with `false`; returns whether it is ready.
+    /// Returns whether the first plan waits until this is called with `false`; returns whether it
+    /// is ready.
     pub(crate) fn hold_plan(&self, hold: bool) -> bool {
         self.lock().planning.hold_first(hold)
     }
 
-    /// Which of these regions of the planned step are better run once: looked for from here on.
+    /// Chooses which of these regions of the planned step are better run once: looked for from here
+    /// on.
     pub(crate) fn choose_regions(&self, regions: Vec<CheckpointedRegion>) -> Result<(), Failure> {
         let space = self.store.pool_stats().map(|stats| stats.space);
         let room = space.map_or(0, |space| {
@@ -253,8 +255,8 @@ impl Session {
         self.lock().planning.chosen_regions().to_string()
     }
 
-    /// Between two steps: those to come are others, and are learnt and planned for as the first
-    /// ones were.
+    /// Restarts learning between two steps: those to come are others, and are learnt and planned
+    /// for as the first ones were.
     pub(crate) fn learn_again(&self) {
         let mut executor = self.lock();
         let Executor { machine, parts, planning, .. } = &mut *executor;
@@ -263,8 +265,8 @@ impl Session {
         executor.carry_out();
     }
 
-    /// Which ops have a migration beginning, one byte each; `None` without a plan. The session
-    /// keeps it until the next step begins.
+    /// Returns the ops at which a migration begins, one byte each; `None` without a plan. The
+    /// session keeps it until the next step begins.
     pub(crate) fn due(&self) -> Option<Arc<[u8]>> {
         self.lock().planning.planned().map(|planned| Arc::clone(&planned.due))
     }
@@ -281,7 +283,7 @@ impl Session {
         self.lock().advance(Executor::op_ends)
     }
 
-    /// What the ops of the step that is about to end really took.
+    /// Records the real times of the ops of the step that is about to end.
     pub(crate) fn durations(&self, nanoseconds: &[u64]) {
         self.lock().planning.took(nanoseconds);
     }
@@ -316,12 +318,12 @@ impl Session {
         self.resume_or_refuse()
     }
 
-    /// How many ops are around those that begin now.
+    /// Returns the number of ops around those that begin now.
     pub(crate) fn depth(&self) -> usize {
         self.lock().depth()
     }
 
-    /// So many ops are around those that begin from here on.
+    /// Enters or leaves ops, so that `depth` are around those that begin from here on.
     pub(crate) fn nest(&self, depth: u32) -> Result<Readiness, Failure> {
         self.lock().nest(depth as usize)
     }

@@ -1,4 +1,4 @@
-//! What the session reports to programs, as JSON. The report for people is in `report`.
+//! Statistics of a session, as JSON. The report for people is in `report`.
 
 use serde_json::{Map, Value, json};
 use tidelog_engine::path::Endurance;
@@ -72,8 +72,8 @@ fn plan(planned: &Planned, planning: &Planning, history: &History) -> Value {
     })
 }
 
-/// How fast transfers would be in a plan that is made now, and by what each rate is known:
-/// measured, the links, or nothing (assumed).
+/// Returns the rates of a plan that is made now, and by what each rate is known: measured, the
+/// links, or nothing (assumed).
 fn rates(rates: &SessionRates, links: &[String]) -> Value {
     let both = |(read, write): (Rate, Rate)| json!({ "read": read, "write": write });
     json!({ "ssd": both(rates.ssd), "host": rates.host.map(both), "links": links })

@@ -1,8 +1,8 @@
-//! How fast a step went: measured from steps, and what a plan was made with.
+//! Rate of a step: measured from steps, and what a plan was made with.
 
 use tidelog_planner::units::{Bandwidth, Nanos};
 
-/// How fast a step went, as far as it showed.
+/// Rate of a step, as far as it showed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct StepRate {
     /// The step without what its ops waited.
@@ -21,7 +21,7 @@ impl StepRate {
         Self { compute: compute.map(Nanos), read: read.map(Bandwidth), write: write.map(Bandwidth) }
     }
 
-    /// These figures, and those of `before` where there is none.
+    /// Completes figures by those of `before`.
     pub(super) fn or(self, before: Self) -> Self {
         Self {
             compute: self.compute.or(before.compute),

@@ -1,5 +1,5 @@
-//! What is known of each storage beyond what the residency machine knows: what people call it and
-//! what it is for.
+//! Facts on each storage beyond what the residency machine knows: what people call it and what it
+//! is for.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(crate) struct StorageBirth {
     pub(crate) movable: bool,
     /// The op of the step that made it; `None`: made outside of a step.
     pub(crate) op: Option<u32>,
-    /// Which output of that op it is.
+    /// Output slot of that op.
     pub(crate) slot: u16,
 }
 
@@ -38,7 +38,7 @@ struct Known {
     movable: bool,
     /// The op of its step that made it, and which output it is.
     birth: Option<(OpIndex, u16)>,
-    /// How often the caller has pinned it.
+    /// Number of pins by the caller.
     pins: u32,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct Label {
     pub(super) birth: Option<(OpIndex, u16)>,
 }
 
-/// What a plan says of a storage.
+/// Description of a storage for plans.
 pub(super) struct Description<'a> {
     pub(super) name: Option<&'a str>,
     pub(super) kind: StorageKind,

@@ -10,7 +10,7 @@ use tidelog_planner::trace::StorageKind;
 use super::storages::Label;
 use crate::memory::RequestedBytes;
 
-/// Which way a transfer's bytes go.
+/// Direction of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum TransferDirection {
     Out(CopyKind),
@@ -18,7 +18,7 @@ pub(super) enum TransferDirection {
 }
 
 impl TransferDirection {
-    /// Whether memory is compared with the copy that is there, and nothing is written.
+    /// Returns whether memory is compared with the copy that is there, and nothing is written.
     pub(super) fn compares(self) -> bool {
         matches!(self, Self::Out(CopyKind::Verify | CopyKind::Recheck))
     }
@@ -28,19 +28,20 @@ impl TransferDirection {
 /// when the transfer ends.
 pub(super) struct StorageTransfer {
     pub(super) label: Label,
-    /// What the caller is asked for.
+    /// Bytes that the caller is asked for.
     pub(super) of: RequestedBytes,
     pub(super) kind: StorageKind,
     pub(super) bytes: u64,
     pub(super) direction: TransferDirection,
-    /// Where to, or where from.
+    /// Tier of the other end.
     pub(super) target: Target,
     pub(super) urgency: Urgency,
-    /// When the machine decided.
+    /// Time at which the machine decided.
     pub(super) asked: Instant,
-    /// When the caller had passed the memory and a device could begin; `None` before.
+    /// Time at which the caller had passed the memory and a device could begin; `None` before.
     pub(super) submitted: Option<Instant>,
-    /// Whether it is complete for the host once it is submitted, and for the GPU in its order.
+    /// True if the storage transfer is complete for the host once it is submitted, and for the GPU
+    /// in its order.
     pub(super) is_ordered: bool,
 }
 

@@ -15,19 +15,19 @@ use tidelog_engine::memory::process;
 
 use super::extents::Extents;
 
-/// What is smaller is left to the C library's heap.
+/// Size below which allocations are left to the C library's heap.
 pub(super) const ALLOCATION_MIN: usize = 64 << 10;
 /// Addresses that are set aside. They cost nothing; a limit of them (`ulimit -v`) leaves fewer.
 const RESERVED_MAX: usize = 1 << 40;
 const RESERVED_MIN: usize = 16 << 30;
 /// Addresses that become usable at once.
 const GROWTH: usize = 64 << 20;
-/// So much is kept whatever others have: else each allocation would fault its pages in again.
+/// Bytes that are kept whatever others have: else each allocation would fault its pages in again.
 const KEPT_MIN: usize = 4 << 20;
-/// So much where others alone have more than the process may hold: to keep less would cost page
-/// faults, and not help.
+/// Bytes that are kept where others alone have more than the process may hold: to keep less would
+/// cost page faults, and not help.
 const KEPT_MIN_IN_EXCESS: usize = 24 << 20;
-/// So much more is given back than must be, so that this is done seldom.
+/// Bytes that are given back beyond the need, so that this is done seldom.
 const RELEASED_MORE: usize = 2 << 20;
 
 /// Memory of one process. A child of fork has a copy of its bytes, and leaves it as it is: another
@@ -38,9 +38,9 @@ pub(crate) struct Arena {
     process: u32,
     /// Allocations come from here, and freed pages stay.
     keeps: AtomicBool,
-    /// So many bytes may have pages, kept ones included.
+    /// Limit of bytes with pages, kept ones included.
     pages_max: AtomicUsize,
-    /// So many bytes are kept even so.
+    /// Bytes that are kept even so.
     kept_min: AtomicUsize,
     extents: Mutex<Extents>,
 }
@@ -82,7 +82,7 @@ impl Arena {
         None
     }
 
-    /// From now on allocations come from here and freed pages stay; or they do not.
+    /// Sets whether allocations come from here and freed pages stay.
     pub(crate) fn keep(&self, keeps: bool) {
         self.keeps.store(keeps, Ordering::Relaxed);
         if !keeps {

@@ -1,4 +1,4 @@
-//! Which parts of a range of addresses are free, and which of those have pages.
+//! Free parts of a range of addresses, and those that have pages.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -13,7 +13,7 @@ pub(super) struct Extents {
     decommitted_bytes: usize,
     kept: usize,
     end: usize,
-    /// How often something was freed.
+    /// Number of frees.
     frees: u64,
 }
 
@@ -21,13 +21,13 @@ pub(super) struct Extents {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Free {
     length: usize,
-    /// Its last user has left pages there, which the next need not wait for.
+    /// The last user has left pages there, which the next need not wait for.
     resident: bool,
     /// The number of the free that made it, the last of them where it was joined.
     freed: u64,
 }
 
-/// Where an allocation fits.
+/// Fit of an allocation.
 #[derive(Clone, Copy)]
 struct Fit {
     at: usize,
@@ -51,13 +51,13 @@ impl Extents {
         self.taken() + self.kept
     }
 
-    /// Part of what is taken has no pages from here on. Told twice, it counts once.
+    /// Part of what is taken has no pages from here on. Idempotent.
     pub(super) fn decommit(&mut self, at: usize, length: usize) {
         let before = self.decommitted.insert(at, length);
         self.decommitted_bytes = self.decommitted_bytes + length - before.unwrap_or(0);
     }
 
-    /// It may have pages again.
+    /// Allows pages again at `at`.
     pub(super) fn recommit(&mut self, at: usize) {
         self.decommitted_bytes -= self.decommitted.remove(&at).unwrap_or(0);
     }
@@ -67,7 +67,7 @@ impl Extents {
         self.end
     }
 
-    /// As many bytes more are free at the end, without pages.
+    /// Grows the range by `length` free bytes at the end, without pages.
     pub(super) fn grow(&mut self, length: usize) {
         let at = self.end;
         self.end += length;
@@ -83,7 +83,7 @@ impl Extents {
         Some(at)
     }
 
-    /// What begins there is free again; returns its length. `None`: nothing taken begins there.
+    /// Frees the allocation at `at`; returns its length. `None`: nothing taken begins there.
     pub(super) fn give(&mut self, at: usize, resident: bool) -> Option<usize> {
         let length = self.taken.remove(&at)?;
         self.taken_bytes -= length;
@@ -199,7 +199,7 @@ fn take_better(best: &mut Option<Fit>, fit: Fit) {
     }
 }
 
-/// How many of the first bytes have pages.
+/// Returns the number of the first bytes that have pages.
 fn resident_in<'a>(parts: impl Iterator<Item = &'a (usize, Free)>, length: usize) -> usize {
     let (mut left, mut resident) = (length, 0);
     for (_, free) in parts {
@@ -221,7 +221,7 @@ mod tests {
 
     use super::*;
 
-    /// The same, page by page.
+    /// Model of the range, page by page.
     #[derive(Default)]
     struct Model {
         taken: HashMap<usize, usize>,

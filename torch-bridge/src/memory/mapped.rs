@@ -13,7 +13,7 @@ use tidelog_engine::memory::process::PerProcess;
 use tidelog_gds::Gpu;
 use tidelog_gds::cuda::{CudaError, CudaUnavailable, VirtualMemory};
 
-/// All of this process's. In a child of fork CUDA is of no use, and nothing is freed.
+/// Storages of this process. In a child of fork CUDA is of no use, and nothing is freed.
 static ALL: PerProcess<MappedStorages> = PerProcess::new(MappedStorages::default);
 
 pub(crate) fn mapped_storages() -> &'static MappedStorages {
@@ -26,13 +26,13 @@ pub(crate) struct MappedStorages(Mutex<State>);
 #[derive(Default)]
 struct State {
     gpus: HashMap<u8, Arc<Gpu>>,
-    /// By where it begins.
+    /// Live memory by address.
     live: BTreeMap<u64, VirtualMemory>,
     dead: Vec<VirtualMemory>,
-    /// What was dead together.
+    /// Taken memory that was dead together.
     taken: HashMap<u64, Vec<VirtualMemory>>,
     takings: u64,
-    /// Whether somebody takes what is dead.
+    /// True if somebody takes what is dead.
     is_taken_care_of: bool,
 }
 
@@ -50,7 +50,7 @@ impl MappedStorages {
         Ok(Some(base))
     }
 
-    /// Whether memory begins there that a storage has.
+    /// Returns whether memory begins there that a storage has.
     pub(crate) fn is_live(&self, base: u64) -> bool {
         self.lock().live.contains_key(&base)
     }
@@ -69,7 +69,7 @@ impl MappedStorages {
         let _ = memory.gpu().synchronize();
     }
 
-    /// From here on somebody takes what is dead, or nobody does.
+    /// Sets whether somebody takes dead memory.
     pub(crate) fn take_care(&self, on: bool) {
         let mut state = self.lock();
         state.is_taken_care_of = on;

@@ -21,55 +21,55 @@ pub(crate) use mapped::mapped_storages;
 /// The most bytes of all storages together. No machine has as many, and sums cannot overflow.
 pub(crate) const BYTES_MAX: u64 = 1 << 60;
 
-/// Where storages are.
+/// Place of storages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryPlace {
-    /// In host memory.
+    /// Host memory.
     Host,
-    /// On the GPU with this number of CUDA's.
+    /// Memory of the GPU with this number of CUDA's.
     Gpu(u8),
 }
 
-/// What only the caller can do to a storage's memory.
+/// Action on a storage's memory that only the caller can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryAction {
-    /// Lend it: its bytes are about to be copied out.
+    /// Lend the memory: its bytes are about to be copied out.
     Evict,
-    /// Free it: its bytes are elsewhere.
+    /// Free the memory: its bytes are elsewhere.
     Release,
-    /// Allocate it and pass it: its bytes are about to be copied in.
+    /// Allocate memory and pass it: its bytes are about to be copied in.
     Allocate,
-    /// Take it back: the storage is resident, and no transfer touches it.
+    /// Take the memory back: the storage is resident, and no transfer touches it.
     Settle {
-        /// Whether there is a copy of the same bytes.
+        /// True if there is a copy of the same bytes.
         clean: bool,
     },
     /// Take a part of it back: no transfer touches that part.
     SettlePart {
-        /// Where all of the storage's parts are then.
+        /// State of all of the storage's parts then.
         state: PartState,
     },
 }
 
-/// Where the parts of a storage are: the last of these that holds for one of them.
+/// State of a storage's parts: the last of these that holds for one of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum PartState {
-    /// In memory.
+    /// Bytes in memory.
     Resident,
-    /// In memory, and a copy holds the same bytes.
+    /// Bytes in memory, of which a copy exists.
     Copied,
-    /// In memory, and on the way out.
+    /// Bytes in memory, and on the way out.
     Leaving,
-    /// Not in memory, or its bytes are not yet.
+    /// Absent from memory, or its bytes are not yet there.
     Away,
 }
 
-/// What a request is about: a storage, or a part of it.
+/// Bytes of a request: a storage, or a part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RequestedBytes {
     /// The caller's number of the storage.
     pub(crate) storage: u32,
-    /// Where the part begins in it; `None`: all of it.
+    /// Start of the part; `None`: all of it.
     pub(crate) part: Option<u64>,
 }
 
@@ -80,7 +80,7 @@ pub(crate) struct MemoryRequest {
     pub(crate) sequence: u64,
     pub(crate) action: MemoryAction,
     pub(crate) of: RequestedBytes,
-    /// How many bytes that are.
+    /// Number of bytes.
     pub(crate) size: u64,
 }
 
@@ -107,10 +107,10 @@ impl CallerMemory {
         Self { sequence, address, after, landed: None, last_use: None }
     }
 
-    /// The same for an allocation that may be settled once its bytes are on their way: this event
-    /// is then behind them. For what is copied out: it may be released, or settled, once it is in
-    /// its stream, and this event is then behind the last look at it; it is recorded before, behind
-    /// all that has been launched. Null: once they are there.
+    /// Adds an event behind the bytes of an allocation that may be settled while they are in
+    /// flight. For what is copied out: it may be released, or settled, once it is in its stream,
+    /// and this event is then behind the last look at it; it is recorded before, behind all that
+    /// has been launched. Null: once they are there.
     ///
     /// # Safety
     /// As for `new`, and nobody else touches the memory, whatever becomes of the storage, before
@@ -119,8 +119,8 @@ impl CallerMemory {
         Self { landed: GpuEvent::from_raw(landed), ..self }
     }
 
-    /// The same for what is copied out, of which nobody that the caller knows of uses the bytes
-    /// once this event has happened, which may be before `after`. Null: it is not.
+    /// Adds an event behind the last known use of the bytes of memory that is copied out, which may
+    /// come before `after`. Null: it is not.
     ///
     /// # Safety
     /// It is null or open as long as `after`.
@@ -133,13 +133,13 @@ impl CallerMemory {
         self.sequence
     }
 
-    /// Whether the caller declined.
+    /// Returns whether the caller declined.
     pub(crate) fn is_none(&self) -> bool {
         self.address == 0
     }
 
-    /// Of memory that is copied out: the event behind which it may be used again, where the caller
-    /// has that ordered on the GPU. It is recorded, behind all that has been launched.
+    /// Returns the event behind which it may be used again, where the caller has that ordered on
+    /// the GPU. It is recorded, behind all that has been launched.
     pub(crate) fn released(&self) -> Option<GpuEvent> {
         self.landed
     }
@@ -174,8 +174,8 @@ impl CallerMemory {
         }
     }
 
-    /// The same, where the memory is a GPU's. What is written is checked once more before its
-    /// memory goes, so it waits for those uses alone that are known; a check finds the others.
+    /// Returns the source in a GPU's memory. What is written is checked once more before its memory
+    /// goes, so it waits for those uses alone that are known; a check finds the others.
     pub(crate) fn gpu_source(&self, request: &MemoryRequest, copy: CopyKind) -> GpuSource {
         let after = match copy {
             CopyKind::Write => self.last_use.or(self.after),
@@ -198,14 +198,14 @@ impl CallerMemory {
         }
     }
 
-    /// The same, where the memory is a GPU's.
+    /// Returns the destination in a GPU's memory.
     pub(crate) fn gpu_destination(&self, request: &MemoryRequest) -> GpuDestination {
         // SAFETY: as in `destination`, and the events are open as long; before `landed` has
         // happened nobody else touches the bytes, as the contract of `with_landed` says.
         unsafe { GpuDestination::new(self.address, self.size(request), self.after, self.landed) }
     }
 
-    /// What the caller promised holds for this request's size only.
+    /// Returns the size of a request; the caller's promise holds for this size only.
     fn size(&self, request: &MemoryRequest) -> usize {
         assert_eq!(self.sequence, request.sequence, "memory of one request serves another");
         assert!(self.address != 0 || request.size == 0, "no memory was lent");

@@ -13,13 +13,13 @@ use super::arena::ALLOCATION_MIN;
 
 /// Sizes are multiples of it, and so are addresses: what torch's allocator asks for.
 const STEP: usize = 64;
-/// What is as large as the arena's allocations is not kept here.
+/// Number of size classes below the arena's allocations.
 const CLASSES: usize = ALLOCATION_MIN / STEP;
 /// Bytes that a thread keeps at most.
 const KEPT_MAX: usize = 8 << 20;
 
-/// What a thread keeps: for each size the block that was freed last, which holds the address of the
-/// one before.
+/// Free lists of a thread: for each size the block that was freed last, which holds the address of
+/// the one before.
 struct Lists {
     keeps: Cell<bool>,
     kept: Cell<usize>,
@@ -36,7 +36,7 @@ thread_local! {
     };
 }
 
-/// From now on this thread keeps what it frees; or it does not, and releases what it has.
+/// Sets whether this thread keeps what it frees; if not, releases what it has.
 pub(crate) fn keep(keeps: bool) {
     let _ = LISTS.try_with(|lists| {
         lists.keeps.set(keeps);

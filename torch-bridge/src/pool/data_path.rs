@@ -28,7 +28,8 @@ impl DataPath {
         }
     }
 
-    /// Whether a pool that is open by a path of this kind is open by the one that was asked for.
+    /// Returns whether a pool that is open by a path of this kind is open by the one that was asked
+    /// for.
     pub(super) fn is(self, kind: PathKind) -> bool {
         match self {
             Self::Engine(PathChoice::Auto) => true,
@@ -40,8 +41,8 @@ impl DataPath {
         }
     }
 
-    /// What the engine is to choose from, and what opens the path where that is none of the
-    /// engine's. What lies in the arena is read and written in place.
+    /// Opens the data path that the engine chooses, or the one that is not the engine's. What lies
+    /// in the arena is read and written in place.
     pub(super) fn open(
         self,
         place: MemoryPlace,

@@ -70,7 +70,7 @@ fn space(pool: &PoolStats) -> Value {
     })
 }
 
-/// What went to and came from each device, padding included, and how long that took.
+/// Returns the figures of each device, padding included, and their latencies.
 fn devices(pool: &PoolStats) -> Value {
     let counted = pool.description.devices.iter().zip(&pool.reactor.devices);
     let each = counted.map(|(path, device)| {
@@ -96,7 +96,7 @@ fn devices(pool: &PoolStats) -> Value {
     each.collect()
 }
 
-/// How long operations of one kind take; null before the first.
+/// Returns the latency of operations of one kind; null before the first.
 fn latency(latency: &Latency) -> Option<Value> {
     let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     let figures = || {
@@ -129,7 +129,7 @@ fn lanes(pool: &PoolStats) -> Value {
     each.collect()
 }
 
-/// What scrubs have read, and the tensors that have lost bytes: which of them, and where.
+/// Returns the results of scrubs, and the tensors that have lost bytes: which of them, and where.
 fn scrubbed(report: &ScrubReport) -> Value {
     let unit = |bad: &BadUnit| {
         json!({
@@ -154,7 +154,7 @@ fn scrubbed(report: &ScrubReport) -> Value {
     })
 }
 
-/// What each device has counted over its life, by whomever it was used.
+/// Returns the counters of each device over its life, by whomever it was used.
 fn wear(devices: &[Result<Endurance, String>]) -> Value {
     let each = devices.iter().map(|device| match device {
         Err(why) => json!({ "why_not": why }),

@@ -24,20 +24,19 @@ use data_path::DataPath;
 pub(crate) use figures::{data_path, pool_figures, staging_backing};
 pub(crate) use shared_pool::SharedPool;
 
-/// Of the free space of its file system, the most that a pool that Tidelog makes may take: one part
-/// in this many.
+/// Part of the free space of its file system, 1 / this, that a pool that Tidelog makes may take.
 const FREE_SPACE_PARTS: u64 = 2;
 /// The size of a pool that Tidelog makes, for each of its shares, where the caller does not say.
 const POOL_SIZE_DEFAULT: ByteCount = ByteCount::gib(8);
 
-/// How to open a pool.
+/// Options to open a pool.
 #[expect(clippy::struct_excessive_bools, reason = "independent switches")]
 pub(crate) struct PoolConfig<'a> {
     /// Separated by commas.
     pub(crate) devices: &'a str,
     pub(crate) data_path: &'a str,
     pub(crate) staging: u64,
-    /// Of a pool that is made; 0: a default.
+    /// Size of a pool that is made; 0: a default.
     pub(crate) size: u64,
     pub(crate) share: u32,
     /// Allows a file system without `O_DIRECT`.
@@ -50,7 +49,7 @@ pub(crate) struct PoolConfig<'a> {
     pub(crate) read_only: bool,
     /// Shares of a pool that is made.
     pub(crate) share_count: u32,
-    /// Whose memory moves.
+    /// Place of the memory that moves.
     pub(crate) place: MemoryPlace,
     /// Memory of a GPU that is read and written in place.
     pub(crate) arena: Option<CallerRegion>,
@@ -144,7 +143,7 @@ fn describe_made(new: &PoolDescription, devices: &[DeviceSpec]) -> String {
     format!("there was no pool: made a new one of {} in {}", new.capacity, places.join(" and "))
 }
 
-/// Where the file system of a file is mounted.
+/// Returns the mount point of the file system of a file.
 fn mount_point(path: &Path) -> Option<PathBuf> {
     let path = path.canonicalize().ok()?;
     let file_system = |path: &Path| path.metadata().map(|it| it.dev()).ok();
@@ -153,7 +152,7 @@ fn mount_point(path: &Path) -> Option<PathBuf> {
     within.last().map(Path::to_path_buf)
 }
 
-/// What moves the memory of that place, where it is a GPU's.
+/// Returns the GPU of a place, where it is a GPU's.
 fn gpu_of(place: MemoryPlace) -> Result<Option<Arc<dyn GpuMemory>>, CudaUnavailable> {
     let MemoryPlace::Gpu(number) = place else { return Ok(None) };
     Ok(Some(Arc::new(StagedGpu(Gpu::open(number.into())?))))

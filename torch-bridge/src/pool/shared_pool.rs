@@ -15,10 +15,10 @@ use crate::memory::MemoryPlace;
 /// A pool that the sessions of a process share: a block that follows another on the same devices
 /// finds what the first left there, and the share is given back when the last session ends.
 pub(crate) struct SharedPool {
-    /// By what other sessions find it; `None`: no other does.
+    /// Key by which other sessions find it; `None`: no other does.
     key: Option<(String, u32)>,
     pool: Pool,
-    /// What to tell of a pool that was made for this session.
+    /// Notice on a pool that was made for this session.
     pub(crate) made: Option<String>,
 }
 

@@ -15,9 +15,9 @@ const SIZE: usize = 64 << 10;
 /// Two storages fill it.
 const BUDGET: u64 = STAGING + 2 * SIZE as u64;
 
-/// What happened: a callback's name, and the storage that it was about.
+/// Call of a callback: its name, and the storage that it was about.
 type Call = (&'static str, u32);
-/// What a callback does beside what it is asked for, and what it returns.
+/// Act of a callback beside what it is asked for, and what it returns.
 type Act = fn(&Caller, Call) -> i32;
 
 /// A caller whose storages are on the heap. Callbacks change it while it waits for a function.
@@ -28,7 +28,7 @@ struct Caller {
     act: Cell<Act>,
     waits: RefCell<Vec<Duration>>,
     wait_began: Cell<Instant>,
-    /// What `wait_begins` returns.
+    /// Return value of `wait_begins`.
     wait_ms: Cell<i32>,
 }
 

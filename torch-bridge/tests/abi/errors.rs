@@ -1,4 +1,4 @@
-//! What the text of an error says.
+//! Texts of errors.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -103,7 +103,7 @@ fn a_read_of_rotten_bytes_names_the_tensor_its_byte_and_the_devices_path() {
     assert_eq!(tide_pool_close(pool), TIDE_READY, "{}", last_error());
 }
 
-/// What a function that writes text writes.
+/// Returns the text of a function that writes text.
 pub(crate) fn text_of(write: impl Fn(*mut std::ffi::c_char, usize) -> usize) -> String {
     let mut text = vec![0_u8; write(null_mut(), 0) + 1];
     let length = write(text.as_mut_ptr().cast(), text.len());

@@ -1,4 +1,4 @@
-//! What the library itself takes of memory.
+//! Memory that the library itself takes.
 
 use std::process::Command;
 use std::ptr::null_mut;
@@ -10,7 +10,7 @@ use tidelog_tests::abi::{Folder, last_error, open_pool};
 /// Tells this test that it is the other process.
 const CHILD: &str = "TIDELOG_TEST_CHILD";
 const BYTES: usize = 64 << 20;
-/// What a put may take: less than half of a copy.
+/// Limit of a put's memory: less than half of a copy.
 const ROOM: u64 = 24 << 20;
 
 /// The bytes of this process that count for `RLIMIT_DATA`.

@@ -18,7 +18,7 @@ fn full(name: &str) -> Framework {
     framework
 }
 
-/// The same, in which the next request is for the release of storage 2.
+/// Makes a framework in which the next request is for the release of storage 2.
 fn about_to_release(name: &str) -> Framework {
     let mut framework = full(name);
     assert_eq!(tide_session_evict(framework.session, 2), TIDE_ACTION);
@@ -31,7 +31,7 @@ fn about_to_release(name: &str) -> Framework {
     framework
 }
 
-/// Runs an op that uses nothing and makes nothing, but has room for so many storages.
+/// Runs an op that uses nothing and makes nothing, but has space for `storages` storages.
 fn room_for(framework: &mut Framework, storages: usize) -> i32 {
     let status = framework.begin_op((-1, "room", 0), &[], &[(99, storages * SIZE)]);
     let status = framework.drive(status);

@@ -21,7 +21,7 @@ fn in_parts(seed: u64, manners: CallerBehaviour) -> Training {
     training
 }
 
-/// Something that a program may do between two ops.
+/// Disturbs the framework as a program may do between two ops.
 fn disturb(choices: &mut Choices, framework: &mut Framework) {
     let numbers = framework.numbers();
     let number = numbers[choices.below(numbers.len() as u64) as usize];

@@ -27,7 +27,7 @@ fn eventfd() -> File {
     }
 }
 
-/// What it was told since it was asked last.
+/// Returns the count of an eventfd since the last read.
 fn told(eventfd: &mut File) -> u64 {
     let mut count = [0; 8];
     match eventfd.read(&mut count) {
@@ -156,7 +156,7 @@ fn tickets_of_several_pools_are_waited_for_without_spinning() {
     }
 }
 
-/// What this thread has had of processors.
+/// Returns the processor time of this thread.
 fn processor_time() -> Duration {
     // SAFETY: any bytes are a time, and the place is ours.
     unsafe {

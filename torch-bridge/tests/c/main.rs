@@ -1,5 +1,4 @@
-//! What C programs see of the library: programs that are compiled, linked and run, and what is held
-//! to the last release.
+//! Tests of C programs that are compiled, linked and run, and what is held to the last release.
 
 mod programs;
 mod stability;

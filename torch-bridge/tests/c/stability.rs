@@ -1,4 +1,4 @@
-//! What programs that were built with a release rely on stands in `include/abi-MAJOR.MINOR.txt`:
+//! Tests of the ABI on which released programs rely, as it stands in `include/abi-MAJOR.MINOR.txt`:
 //! exported symbols, signatures, constants, sizes and offsets. What is new is added to it; what
 //! stands there changes only with the version.
 
@@ -19,7 +19,7 @@ const ABOUT: &str = "\
 
 /// One line a thing, by what it is called: `function tide_put` and its types.
 type Abi = BTreeMap<String, String>;
-/// Something that a version does to it.
+/// Change of the ABI by a version.
 type Change = Box<dyn Fn(&mut Abi)>;
 
 /// The header without comments, lines of the preprocessor and C++'s bracket.
@@ -117,7 +117,7 @@ fn layouts(code: &str) -> Abi {
     lines.map(|(name, what)| (name.to_owned(), what.to_owned())).collect()
 }
 
-/// What the library exports, as `nm` says it.
+/// Returns the exported symbols, as `nm` says it.
 fn symbols() -> Abi {
     let listed = run(Command::new("nm").args(["-D", "--defined-only"]).arg(library()));
     let listed = String::from_utf8(listed.stdout).unwrap();
@@ -159,7 +159,7 @@ fn print(abi: &Abi) -> String {
     text
 }
 
-/// Whether a struct says its own size, and so may grow.
+/// Returns whether a struct says its own size, and so may grow.
 fn grows(abi: &Abi, name: &str) -> bool {
     let size = format!("field {}.size", name.trim_start_matches("struct "));
     abi.get(&size).is_some_and(|what| what.starts_with("at 0, 8 bytes, uint64_t"))
@@ -169,7 +169,7 @@ fn bytes(what: &str) -> u64 {
     what.strip_suffix(" bytes").and_then(|size| size.parse().ok()).expect("a size")
 }
 
-/// What of the release was changed or is gone, a sentence each; and what is new.
+/// Returns the differences from the release, a sentence each; and what is new.
 fn differences(released: &Abi, present: &Abi) -> (Vec<String>, Vec<String>) {
     let (mut broken, mut added) = (Vec::new(), Vec::new());
     for (name, was) in released {

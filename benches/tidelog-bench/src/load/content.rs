@@ -20,7 +20,8 @@ pub struct Filler {
 }
 
 impl Filler {
-    /// Of the `clone`th of a job's `numjobs`; `None` if it does not mind what it writes.
+    /// Makes the content of the `clone`th of a job's `numjobs`; `None` if it does not mind what it
+    /// writes.
     pub fn of(job: &JobOptions, clone: u32) -> Option<Self> {
         let BufferPattern { dedupe, working_set, compress, candidates, .. } = &job.content;
         job.content.is_made_for_each_write().then(|| {
@@ -46,7 +47,7 @@ impl Filler {
         }
     }
 
-    /// Which block comes next: whose, and which of that one's.
+    /// Returns the next block: whose, and which of that one's.
     fn next(&mut self) -> (u64, u64) {
         let is_alike = self.dedupe > 0 && self.random.u8(0..100) < self.dedupe;
         if is_alike && self.working_set {
@@ -61,7 +62,8 @@ impl Filler {
     }
 }
 
-/// Fills a block with random bytes, and zeros behind them so that it compresses by so many percent.
+/// Fills a block with random bytes, and zeros behind them so that it compresses by `compress`
+/// percent.
 fn fill(block: &mut [u8], key: u64, number: u64, compress: u8) {
     let random = block.len() * usize::from(100 - compress) / 100;
     let (random, zeros) = block.split_at_mut(random);
@@ -85,7 +87,7 @@ mod tests {
         with_content(vec![job; count]).unwrap()
     }
 
-    /// How often each block of a job's first `count` comes.
+    /// Counts the repetitions of a job's first `count` blocks.
     fn blocks(job: &JobOptions, count: usize) -> BTreeMap<Vec<u8>, usize> {
         let mut filler = Filler::of(job, 0).unwrap();
         let mut blocks = BTreeMap::new();

@@ -11,7 +11,7 @@ pub struct Lfsr {
     state: u64,
 }
 
-/// What makes a register of 3 bits and more run through all of its states but 0: primitive
+/// Taps with which a register of 3 bits and more runs through all of its states but 0: primitive
 /// polynomials.
 const TAPS: [u64; 46] = [
     0x6,

@@ -1,4 +1,4 @@
-//! Which bytes come next: order, sizes, and the stamps that tell right bytes from wrong ones.
+//! Order and sizes of the next bytes, and the stamps that tell right bytes from wrong ones.
 
 mod content;
 mod lfsr;

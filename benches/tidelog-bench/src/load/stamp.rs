@@ -2,21 +2,21 @@
 
 use std::fmt;
 
-/// What every stamp begins with.
+/// Magic with which every stamp begins.
 const MAGIC: [u8; 8] = *b"TIDEBNCH";
 /// Magic; CRC32C of what follows it, to the block's end; length; place; run; writer; pass.
 pub const STAMP_BYTES: usize = 56;
-/// Where the checksummed part begins.
+/// Offset of the checksummed part.
 const COVERED: usize = 16;
 
-/// Who wrote a block, and when.
+/// Origin of a block: its writer, and the time of the write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// Tells one run from every other.
     pub run: u64,
     /// Tells the jobs of a run, and the clones of a job, from each other.
     pub writer: u64,
-    /// How many times that one had been through all of its blocks.
+    /// Number of times that the writer had been through all of its blocks.
     pub pass: u64,
 }
 
@@ -33,8 +33,8 @@ pub fn stamp(block: &mut [u8], place: u64, origin: Origin) {
     block[8..COVERED].copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// Whether a block that was read from `place` is one that was written there; by this run, and by
-/// its writer in no earlier a pass, where an origin is given. Jobs that share blocks cannot tell
+/// Checks that a block that was read from `place` is one that was written there; by this run, and
+/// by its writer in no earlier a pass, where an origin is given. Jobs that share blocks cannot tell
 /// which of them wrote last.
 ///
 /// # Errors
@@ -63,18 +63,18 @@ pub fn check(block: &[u8], place: u64, oldest: Option<Origin>) -> Result<(), Blo
     Ok(())
 }
 
-/// What is wrong with a block.
+/// Defect of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockDefect {
-    /// It was never stamped.
+    /// The block was never stamped.
     NoStamp,
     /// The stamp says one thing, the block is another.
     Differs {
-        /// Which part of the stamp.
+        /// Part of the stamp.
         what: &'static str,
-        /// What it should be.
+        /// Expected value.
         expected: u64,
-        /// What it is.
+        /// Value that was found.
         found: u64,
     },
 }
@@ -99,9 +99,9 @@ pub struct BadBlock {
     pub file: String,
     /// The byte at which it begins.
     pub offset: u64,
-    /// Its bytes.
+    /// The bytes.
     pub length: u64,
-    /// What is wrong.
+    /// Defect of the block.
     pub fault: BlockDefect,
 }
 

@@ -8,20 +8,20 @@ use crate::permutation::Permutation;
 /// The part of one file that a job works on, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileWindow {
-    /// Its first byte.
+    /// The first byte.
     pub start: u64,
-    /// Its length.
+    /// The length.
     pub length: u64,
 }
 
-/// Where one operation goes.
+/// Range of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockRange {
-    /// Which file.
+    /// Index of the file.
     pub file: usize,
     /// The byte in it.
     pub offset: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub length: u64,
 }
 
@@ -33,28 +33,28 @@ pub struct OffsetStream {
     order: Order,
     /// Random places are multiples of it.
     unit: u64,
-    /// How many operations follow the one before, in percent, in each direction.
+    /// Share of operations that follow the one before, in percent, in each direction.
     runs: [u8; 3],
     seed: u64,
     differs: bool,
     pass: u64,
     random: fastrand::Rng,
-    /// What `random` was when this pass began.
+    /// State of `random` when this pass began.
     beginning: fastrand::Rng,
     /// The file whose turn it is.
     turn: usize,
     done: Vec<Done>,
-    /// Whether the first operation of all goes to the beginning although the others come from the
+    /// True if the first operation of all goes to the beginning although the others come from the
     /// end, as fio's does.
     leads: Vec<bool>,
 }
 
-/// What had its turn in one file.
+/// State of a pass in one file.
 #[derive(Clone, Copy, Debug, Default)]
 struct Done {
     bytes: u64,
     operations: u64,
-    /// Where the last one ended.
+    /// End of the last operation.
     end: u64,
 }
 
@@ -65,11 +65,11 @@ enum Order {
     Map(Vec<Permutation>),
     /// Every block once, by shift registers.
     Shifted(Vec<Lfsr>),
-    /// As chance has it.
+    /// Random order.
     Free,
-    /// As chance has it, and not everywhere alike: of each file.
+    /// Random order with weights, by file.
     Skewed(Vec<Draw>),
-    /// With a stride, which may be negative, from one operation to the next.
+    /// Order with a stride, which may be negative, from one operation to the next.
     Stepping {
         stride: i64,
         first: i64,
@@ -81,34 +81,34 @@ enum Order {
     },
 }
 
-/// In which order a job goes through its files.
+/// Order in which a job goes through its files.
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "independent switches, as in fio")]
 pub struct FileOrder {
-    /// As chance has it.
+    /// True for a random order.
     pub random: bool,
     /// Each block has its turn before any comes again, which takes blocks of one size.
     pub map: bool,
-    /// That order comes of a shift register.
+    /// True if the random order comes of a shift register.
     pub lfsr: bool,
-    /// What random places are multiples of; of the smallest operation if this is 0.
+    /// Alignment of random places; of the smallest operation if this is 0.
     pub align: u64,
-    /// How many random operations are none, in percent, in each direction.
+    /// Share of random operations that are none, in percent, in each direction.
     pub runs: [u8; 3],
-    /// Where chance leads.
+    /// Distribution of random places.
     pub distribution: Distribution,
-    /// What comes between operations that are not random.
+    /// Gap between operations that are not random.
     pub add: i64,
-    /// Only the first bytes of each so many: how many, of how many.
+    /// Part of each stride that is used: how many, of how many.
     pub strided: Option<(u64, u64)>,
-    /// Whether a pass goes another way than the one before.
+    /// True if a pass goes another way than the one before.
     pub differs: bool,
     /// Decides everything random.
     pub seed: u64,
 }
 
 impl FileOrder {
-    /// As a job asks for.
+    /// Makes the order that a job asks for.
     pub fn of(job: &JobOptions, seed: u64) -> Self {
         let zone = job.zonerange.max(job.zonesize);
         // To fio what takes no block once is one pass without an end. What is read back goes the
@@ -289,7 +289,7 @@ fn maps(windows: &[FileWindow], size: u64, seed: u64) -> Vec<Permutation> {
     windows.iter().zip(seed..).map(|(it, seed)| Permutation::new(it.length / size, seed)).collect()
 }
 
-/// What decides the order of a pass that goes another way than those before it.
+/// Returns the seed of a pass that goes another way than those before it.
 pub fn seed_of(seed: u64, pass: u64) -> u64 {
     seed ^ pass.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

@@ -9,7 +9,7 @@ use super::stream::{BlockRange, FileWindow};
 #[derive(Debug)]
 pub struct Zones {
     size: u64,
-    /// How many may be open, which are those that are neither empty nor full; 0: as many as there
+    /// Limit of open zones, which are those that are neither empty nor full; 0: as many as there
     /// are.
     most_open: usize,
     state: Mutex<State>,
@@ -17,7 +17,7 @@ pub struct Zones {
 
 #[derive(Debug, Default)]
 struct State {
-    /// As many as were touched.
+    /// Zones that were touched.
     zones: Vec<Zone>,
     open: Vec<usize>,
 }
@@ -26,25 +26,26 @@ struct State {
 struct Zone {
     /// Bytes written, from the beginning on.
     written: u64,
-    /// Whose write is in flight. One zone has one at a time, so that they complete in their order.
+    /// Writer with a write in flight. One zone has one at a time, so that they complete in their
+    /// order.
     writer: Option<u64>,
 }
 
-/// Where an operation goes.
+/// Place of an operation in zones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Zoned {
-    /// There.
+    /// Offset of the place.
     To(u64),
-    /// Nobody knows before a write has landed.
+    /// Place that is unknown before a write has completed.
     Busy,
     /// Nowhere: nothing was written there. What comes next in a sequential load may have been.
     Skip,
-    /// Nowhere in all of the job's zones.
+    /// No place in all of the job's zones.
     NoMore,
 }
 
 impl Zones {
-    /// Zones of so many bytes.
+    /// Makes zones of `size` bytes.
     pub fn new(size: u64, most_open: usize) -> Self {
         Self { size, most_open, state: Mutex::default() }
     }
@@ -62,7 +63,7 @@ impl Zones {
         zone as u64 * self.size
     }
 
-    /// Whether nothing was written in a window.
+    /// Returns whether nothing was written in a window.
     pub fn are_empty(&self, window: FileWindow) -> bool {
         let (state, range) = self.state(window);
         state.zones[range].iter().all(|zone| zone.written == 0)
@@ -75,8 +76,8 @@ impl Zones {
         state.open.retain(|zone| !range.contains(zone));
     }
 
-    /// Where a write goes that was meant for `place`: to the write pointer of that zone, or of one
-    /// that is open. What was written is kept if it is to be read back.
+    /// Returns the place of a write that was meant for `place`: to the write pointer of that zone,
+    /// or of one that is open. What was written is kept if it is to be read back.
     pub fn write(&self, window: FileWindow, place: BlockRange, writer: u64, keeps: bool) -> Zoned {
         let (mut state, range) = self.state(window);
         let State { zones, open } = &mut *state;
@@ -134,7 +135,7 @@ impl Zones {
         }
     }
 
-    /// Nothing of this writer is in flight any more.
+    /// Forgets a writer that has nothing in flight any more.
     pub fn leave(&self, writer: u64) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state
@@ -144,8 +145,8 @@ impl Zones {
             .for_each(|it| it.writer = None);
     }
 
-    /// Where a read goes that was meant for `place`: to what was written there, or, if it is
-    /// random, as near as it can be.
+    /// Returns the place of a read that was meant for `place`: to what was written there, or, if it
+    /// is random, as near as it can be.
     pub fn read(&self, window: FileWindow, place: BlockRange, random: bool) -> Zoned {
         let (state, range) = self.state(window);
         let meant = (place.offset / self.size) as usize;

@@ -1,4 +1,4 @@
-//! Which options of a job go together.
+//! Checks of options of a job that go together.
 
 use tidelog_engine::memory::ALIGNMENT;
 use tidelog_engine::path::{DEVICES_MAX, DeviceSpec, PathKind};
@@ -10,7 +10,7 @@ use super::value::Amount;
 use crate::exit::BenchError;
 
 impl JobOptions {
-    /// Whether the options go together.
+    /// Checks that the options go together.
     ///
     /// # Errors
     /// Two that do not.
@@ -94,7 +94,7 @@ impl JobOptions {
         }
     }
 
-    /// Whether what only the raw level has is asked for there, and goes together.
+    /// Checks options that only the raw level has: that they are asked for there, and go together.
     fn check_raw(&self) -> Result<(), BenchError> {
         let wrong = |what: &str| Err(BenchError::usage(what).within(&self.name));
         let is_even = self.distribution == Distribution::Even;
@@ -179,7 +179,7 @@ impl JobOptions {
         Ok(())
     }
 
-    /// Whether what divides a file into zones goes together.
+    /// Checks that options that divide a file into zones go together.
     fn check_zones(&self) -> Result<(), BenchError> {
         let wrong = |what: &str| Err(BenchError::usage(what).within(&self.name));
         if self.strided && (self.zonesize == 0 || self.load.random || self.load.add != 0) {
@@ -207,7 +207,7 @@ impl JobOptions {
         Ok(())
     }
 
-    /// Whether what holds operations back goes together.
+    /// Checks that options that hold operations back go together.
     fn check_pace(&self) -> Result<(), BenchError> {
         let wrong = |what: &str| Err(BenchError::usage(what).within(&self.name));
         if self.latency_target.is_some() == self.latency_window.is_zero() {
@@ -226,7 +226,7 @@ impl JobOptions {
         Ok(())
     }
 
-    /// Whether nothing was given that a plan decides.
+    /// Checks that no option was given that a plan decides.
     fn check_workload(&self) -> Result<(), BenchError> {
         const DECIDED: [&str; 17] = [
             "rw",

@@ -1,4 +1,5 @@
-//! What is written: `dedupe_percentage=`, `buffer_compress_percentage=` and their like.
+//! Options on the bytes of writes: `dedupe_percentage=`, `buffer_compress_percentage=` and their
+//! like.
 
 use std::sync::Arc;
 
@@ -6,23 +7,23 @@ use super::job::JobOptions;
 use super::value::Amount;
 use crate::exit::BenchError;
 
-/// What the bytes of writes are like. Without any of it buffers are filled once, and written again
-/// and again.
+/// Pattern of the bytes of writes. Without any of it buffers are filled once, and written again and
+/// again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BufferPattern {
     /// Blocks that are like another one, in percent.
     pub dedupe: u8,
-    /// Whether that one is of the working set, and not the one before.
+    /// True if that one is of the working set, and not the one before.
     pub working_set: bool,
     /// The working set, in percent of `size`.
     pub working_set_percentage: u8,
-    /// Whether the working sets of all jobs that say so are one.
+    /// True if the working sets of all jobs that say so are one.
     pub global: bool,
-    /// By how many percent each block compresses.
+    /// Percentage by which each block compresses.
     pub compress: u8,
-    /// Whether each write has bytes of its own.
+    /// True if each write has bytes of its own.
     pub refill: bool,
-    /// Which job it is, so that jobs write different bytes.
+    /// Index of the job, so that jobs write different bytes.
     pub index: u64,
     /// The blocks that may be written again.
     pub candidates: Arc<[DedupeSources]>,
@@ -33,7 +34,7 @@ pub struct BufferPattern {
 pub struct DedupeSources {
     /// The job.
     pub key: u64,
-    /// How many.
+    /// Number of blocks.
     pub blocks: u64,
 }
 
@@ -53,12 +54,12 @@ impl Default for BufferPattern {
 }
 
 impl BufferPattern {
-    /// Whether each write is filled anew.
+    /// Returns whether each write is filled anew.
     pub fn is_made_for_each_write(&self) -> bool {
         self.refill || self.dedupe > 0 || self.compress > 0
     }
 
-    /// What the bytes of the `clone`th of a job's `numjobs` come from.
+    /// Returns the key for the bytes of the `clone`th of a job's `numjobs`.
     pub fn key(&self, randseed: u64, clone: u32) -> u64 {
         let job = self.index << 32 | u64::from(clone);
         fastrand::Rng::with_seed(randseed ^ fastrand::Rng::with_seed(job).u64(..)).u64(..)

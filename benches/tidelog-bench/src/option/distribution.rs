@@ -1,22 +1,24 @@
-//! Where random operations go: `random_distribution=`.
+//! Option on the distribution of random operations: `random_distribution=`.
 
 use super::value::{KbBase, bytes};
 use crate::permutation::Permutation;
 
-/// What a user asks for.
+/// Distribution that a user asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Distribution {
-    /// Everywhere alike; each block in its turn, unless `norandommap`.
+    /// Uniform distribution; each block in its turn, unless `norandommap`.
     Even,
     /// The nth most popular block is taken as often as 1 / n^theta.
     Zipf(f64),
     /// Pareto's, of this power.
     Pareto(f64),
-    /// Normal, about the middle, with a deviation of so many percent of the range.
+    /// Normal distribution about the middle, with this deviation in percent of the range.
     Normal(f64),
-    /// So many percent of the operations go to so many percent of the range, from its beginning on.
+    /// Zones by percentage: so many percent of the operations go to so many percent of the range,
+    /// from its beginning on.
     Zoned(Vec<(f64, f64)>),
-    /// So many percent of the operations go to so many bytes, from the range's beginning on.
+    /// Zones by bytes: so many percent of the operations go to so many bytes, from the range's
+    /// beginning on.
     ZonedBytes(Vec<(f64, u64)>),
 }
 
@@ -109,7 +111,7 @@ fn fill(parts: &[Option<f64>], whole: f64) -> Result<Vec<f64>, String> {
     Ok(parts.iter().map(|part| part.unwrap_or(each)).collect())
 }
 
-/// A distribution over so many blocks.
+/// Distribution over a number of blocks.
 #[derive(Clone, Debug)]
 pub struct Draw {
     blocks: u64,
@@ -144,7 +146,8 @@ const SUM_MOST: u64 = 10_000_000;
     reason = "chance does not mind the last bits of a block's number"
 )]
 impl Draw {
-    /// Over `blocks` blocks of `size` bytes; `None` where every block is as likely.
+    /// Makes the distribution over `blocks` blocks of `size` bytes; `None` where every block is as
+    /// likely.
     pub fn new(distribution: &Distribution, blocks: u64, size: u64, seed: u64) -> Option<Self> {
         let kind = match distribution {
             Distribution::Even => return None,

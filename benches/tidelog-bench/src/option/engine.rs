@@ -33,7 +33,7 @@ pub fn engine_named(name: &str) -> Result<PathKind, BenchError> {
     Err(BenchError::Engine { name: name.trim().to_owned(), reason: reason.to_owned() })
 }
 
-/// What such a job calls its data path.
+/// Returns the name of such a job's data path.
 pub fn engine_name(kind: PathKind) -> String {
     format!("{PREFIX}{kind}")
 }

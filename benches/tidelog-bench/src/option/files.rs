@@ -7,8 +7,8 @@ use super::job::{JobOptions, Level};
 use super::value::Amount;
 use crate::exit::BenchError;
 
-/// The same jobs with the names of their files. One of several at the same time that have no names
-/// becomes as many jobs, since each then has files of its own: `JOB.NUMBER.FILE`.
+/// Returns the jobs with the names of their files. One of several at the same time that have no
+/// names becomes as many jobs, since each then has files of its own: `JOB.NUMBER.FILE`.
 ///
 /// # Errors
 /// Options that do not go together, or a job that waits for one that there is not.
@@ -59,7 +59,8 @@ pub fn with_files(jobs: &[JobOptions]) -> Result<Vec<JobOptions>, BenchError> {
     Ok(named)
 }
 
-/// With `filesize` the files are that large, and `size` says how much is moved.
+/// Sets the sizes of files: with `filesize` the files are that large, and `size` says how much is
+/// moved.
 fn sized(mut job: JobOptions) -> JobOptions {
     let Some((least, most)) = job.filesize else { return job };
     if let (Some(Amount::Bytes(_)), None) = (job.size, job.io_size) {
@@ -80,7 +81,7 @@ fn sized(mut job: JobOptions) -> JobOptions {
     job
 }
 
-/// As in fio the name that a job waits for is that of one job before it.
+/// Checks that the name that a job waits for is that of one job before it.
 fn check_wait(job: &JobOptions, before: &[JobOptions]) -> Result<(), BenchError> {
     let Some(name) = &job.wait_for else { return Ok(()) };
     let what = match before.iter().filter(|other| other.name == *name).count() {

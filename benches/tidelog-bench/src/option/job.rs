@@ -16,7 +16,7 @@ use super::steady::SteadyState;
 use super::value::{Amount, KbBase, Nodes};
 use crate::workload::Workload;
 
-/// What a job's operations address.
+/// Level that a job's operations address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     /// Bytes of devices.
@@ -25,23 +25,23 @@ pub enum Level {
     Log,
 }
 
-/// What ends with a job that says `exitall`.
+/// Jobs that end with a job of `exitall`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExitWhat {
     /// Jobs that are reported with it.
     Group,
     /// Jobs that run beside it.
     Stonewall,
-    /// Those, and those to come.
+    /// Jobs that run, and later ones.
     All,
 }
 
-/// How many operations are handed over and waited for together; 0: as many as there are.
+/// Number of operations that are handed over and waited for together; 0: as many as there are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Queueing {
-    /// So many at most go to the kernel together.
+    /// Limit of operations that go to the kernel together.
     pub submit: u32,
-    /// So many are waited for, and so many processed at most.
+    /// Number of operations that are waited for, and the limit of those processed.
     pub complete: [u32; 2],
     /// A queue that was full is filled again when no more than this are in flight.
     pub low: u32,
@@ -51,49 +51,49 @@ pub struct Queueing {
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "independent switches, as in fio")]
 pub struct JobOptions {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// What a person calls it.
+    /// Description for people.
     pub description: String,
     /// The data path. There is no default: what is measured is named.
     pub engine: Option<PathKind>,
     /// Devices or tensors.
     pub level: Level,
-    /// What it does.
+    /// Load of the job.
     pub load: Load,
-    /// How large its operations, or tensors, are.
+    /// Sizes of its operations, or tensors.
     pub sizes: Sizes,
     /// Operations in flight.
     pub iodepth: u32,
-    /// How many times it runs side by side.
+    /// Number of copies that run side by side.
     pub numjobs: u32,
     /// Bytes that it works on, over all its files.
     pub size: Option<Amount>,
     /// Bytes that it moves; as many as `size` where this is not given.
     pub io_size: Option<Amount>,
-    /// Where in each file it begins.
+    /// Offset at which it begins in each file.
     pub offset: Amount,
-    /// How much farther each of `numjobs` begins than the one before.
+    /// Distance between the offsets of `numjobs` in a row.
     pub offset_increment: ByteCount,
-    /// How many times it does that.
+    /// Number of repetitions.
     pub loops: u64,
     /// A plan to replay, and the trace that it was made from.
     pub workload: Option<String>,
     /// See `workload`.
     pub trace: Option<String>,
-    /// Both, once they were read.
+    /// Plan and trace, once they were read.
     pub plan: Option<Arc<Workload>>,
-    /// How long it runs at most.
+    /// Limit of the run time.
     pub runtime: Option<Duration>,
-    /// Whether it runs for all of `runtime`.
+    /// True if the job runs for all of `runtime`.
     pub time_based: bool,
-    /// How long it runs before anything is counted.
+    /// Time before anything is counted.
     pub ramp_time: Duration,
-    /// Its devices.
+    /// The devices.
     pub filename: Vec<String>,
     /// Devices that may lose what they hold, named a second time.
     pub overwrite: Vec<String>,
-    /// Whether the page cache is bypassed.
+    /// True if the page cache is bypassed.
     pub direct: bool,
     /// Part of a mix that reads, in percent.
     pub rwmixread: u8,
@@ -101,75 +101,75 @@ pub struct JobOptions {
     pub rate_min: [Option<u64>; 3],
     /// See `rate_min`.
     pub rate_cycle: Duration,
-    /// Whether operations that are held back come as chance has it, and not at even distances.
+    /// True if operations that are held back come as chance has it, and not at even distances.
     pub poisson: bool,
-    /// How long it waits after each `thinktime_blocks` operations.
+    /// Pause after each `thinktime_blocks` operations.
     pub thinktime: Duration,
     /// See `thinktime`.
     pub thinktime_blocks: u64,
-    /// Its part of the operations of all jobs with its `flow_id`; 0 if it does not look at them.
+    /// Weight in the operations of all jobs with its `flow_id`; 0 if it does not look at them.
     pub flow: u64,
     /// See `flow`.
     pub flow_id: u64,
-    /// How long it waits when it is ahead of its part.
+    /// Pause when it is ahead of its part.
     pub flow_sleep: Duration,
     /// The latency at which the largest depth is looked for, up to `iodepth`.
     pub latency_target: Option<Duration>,
-    /// How long each depth is tried.
+    /// Time for which each depth is tried.
     pub latency_window: Duration,
-    /// How many operations keep to the target, in percent.
+    /// Share of operations that keep to the target, in percent.
     pub latency_percentile: f64,
-    /// Whether other threads shall submit; `None` if it does not matter.
+    /// True if other threads shall submit; `None` if it does not matter.
     pub offload: Option<bool>,
-    /// Where random operations go.
+    /// Distribution of random operations.
     pub distribution: Distribution,
-    /// Whether random blocks come in the order of a shift register.
+    /// True if random blocks come in the order of a shift register.
     pub lfsr: bool,
-    /// Whether random numbers are those of `randseed`, and not others each time.
+    /// True if random numbers are those of `randseed`, and not others each time.
     pub randrepeat: bool,
-    /// What its writes are like.
+    /// Pattern of its writes.
     pub content: BufferPattern,
-    /// When it runs steadily, and ends.
+    /// Criterion of a steady run, with which it ends.
     pub steady: Option<SteadyState>,
-    /// What names stand in.
+    /// Directory of the names.
     pub directory: Option<String>,
-    /// How many files it has where none is named.
+    /// Number of files where none is named.
     pub nrfiles: u32,
     /// Bytes of each file: at least, at most.
     pub filesize: Option<(u64, u64)>,
     /// The bytes of each, once they were drawn, where they are not alike.
     pub filesizes: Vec<u64>,
-    /// Whether files that do not exist are made.
+    /// True if files that do not exist are made.
     pub allow_file_create: bool,
-    /// Whether only a part of each zone is worked on.
+    /// True if only a part of each zone is worked on.
     pub strided: bool,
-    /// Whether zones are written from their beginning on.
+    /// True if zones are written from their beginning on.
     pub zbd: bool,
-    /// How many zones may be open; 0: all.
+    /// Limit of open zones; 0: all.
     pub max_open_zones: usize,
-    /// Whether what was not written is read.
+    /// True if what was not written is read.
     pub read_beyond_wp: bool,
-    /// That part.
+    /// Size of that part.
     pub zonesize: u64,
     /// The zone; as large as that part where it is 0.
     pub zonerange: u64,
-    /// What lies between zones.
+    /// Size of the gap between zones.
     pub zoneskip: u64,
-    /// How many operations it does at most.
+    /// Limit of its operations.
     pub number_ios: Option<u64>,
-    /// How much later it begins than the jobs beside it: from, to.
+    /// Delay of its beginning after the jobs beside it: from, to.
     pub startdelay: (Duration, Duration),
     /// The job that it waits for.
     pub wait_for: Option<String>,
-    /// Whether others end with it.
+    /// True if others end with it.
     pub exitall: bool,
-    /// Which ones.
+    /// Jobs that end with it.
     pub exit_what: ExitWhat,
-    /// Whether it is reported apart from the jobs before it.
+    /// True if the job is reported apart from the jobs before it.
     pub new_group: bool,
     /// The group that it is reported in.
     pub group: usize,
-    /// Which of its `numjobs` it is the first of: more than 0 where each has files of its own.
+    /// Index of its first copy among `numjobs`: more than 0 where each has files of its own.
     pub first_clone: u32,
     /// Bytes in a second at most, of reads, writes and trims.
     pub rate: [Option<u64>; 3],
@@ -178,80 +178,81 @@ pub struct JobOptions {
     /// Writes, and then a flush. At the log level: puts for each commit; without one, tensors are
     /// scratch.
     pub fsync: Option<u64>,
-    /// Whether a flush is a part of the job's end.
+    /// True if a flush is a part of the job's end.
     pub end_fsync: bool,
-    /// Whether each write is on the medium when it completes.
+    /// True if each write is on the medium when it completes.
     pub sync: bool,
-    /// Whether the page cache forgets the job's files before it begins.
+    /// True if the page cache forgets the job's files before it begins.
     pub invalidate: bool,
-    /// What is handed over and waited for together.
+    /// Queueing of operations.
     pub queue: Queueing,
-    /// What random places are multiples of; of the block size if this is 0.
+    /// Alignment of random places; of the block size if this is 0.
     pub blockalign: u64,
-    /// How many operations of a random load are random, in percent, by direction.
+    /// Share of random operations in a random load, in percent, by direction.
     pub percentage_random: [u8; 3],
-    /// Whether each of `numjobs` has one of the processors.
+    /// True if each of `numjobs` has one of the processors.
     pub cpus_split: bool,
-    /// Whether what the disks did is reported.
+    /// True if what the disks did is reported.
     pub disk_util: bool,
     /// Decides everything random.
     pub randseed: u64,
-    /// Whether random blocks may repeat before all have had their turn.
+    /// True if random blocks may repeat before all have had their turn.
     pub norandommap: bool,
-    /// Whether the jobs of a group are reported as one.
+    /// True if the jobs of a group are reported as one.
     pub group_reporting: bool,
-    /// Whether it waits for the jobs before it.
+    /// True if the job waits for the jobs before it.
     pub stonewall: bool,
-    /// Whether blocks carry, or are compared with, a checksum.
+    /// True if blocks carry, or are compared with, a checksum.
     pub verify: bool,
-    /// Whether a job that writes reads everything back in the end.
+    /// True if a job that writes reads everything back in the end.
     pub do_verify: bool,
-    /// Whether the first bad block ends the job.
+    /// True if the first bad block ends the job.
     pub verify_fatal: bool,
-    /// How many blocks are written before they are read back; 0: all.
+    /// Number of blocks that are written before they are read back; 0: all.
     pub verify_backlog: u64,
-    /// How many are read back then.
+    /// Number of blocks that are read back then.
     pub verify_backlog_batch: Option<u64>,
-    /// Whether bad blocks are written to files, beside what they should be.
+    /// True if bad blocks are written to files, beside what they should be.
     pub verify_dump: bool,
     /// The processors that it may run on.
     pub cpus_allowed: Vec<usize>,
     /// The NUMA nodes whose processors it may run on.
     pub numa_cpu_nodes: Option<Nodes>,
-    /// What it asks of the kernel.
+    /// Requests to the kernel.
     pub kernel: Kernel,
     /// The percentiles to report.
     pub percentiles: Vec<f64>,
-    /// Whether those of completion latencies are.
+    /// True if those of completion latencies are.
     pub clat_percentiles: bool,
-    /// Whether those of total latencies are.
+    /// True if those of total latencies are.
     pub lat_percentiles: bool,
-    /// At the log level: whether the engine compares checksums on reads.
+    /// True if the engine compares checksums on reads, at the log level.
     pub checksums: bool,
-    /// At the log level: memory between the caller's and the devices.
+    /// Size of the staging memory, at the log level: memory between the caller's and the devices.
     pub staging: ByteCount,
-    /// At the log level: bytes on one device before the next takes over, where a pool is made.
+    /// Stripe unit at the log level: bytes on one device before the next takes over, where a pool
+    /// is made.
     pub stripe_unit: ByteCount,
-    /// Whether memory is registered with the devices. At the log level the engine copies from and
+    /// True if memory is registered with the devices. At the log level the engine copies from and
     /// to memory that is not.
     pub fixedbufs: bool,
-    /// What is written down over time.
+    /// Logs over time.
     pub logs: LogOptions,
-    /// What `k` means from here on.
+    /// Base of `k` from here on.
     pub kb_base: KbBase,
     /// The options as they were given, in order.
     pub given: Vec<(String, String)>,
 }
 
 impl JobOptions {
-    /// Whether each pass goes on with the generator, and does not begin it again: as in fio where
-    /// time decides, and where no run repeats another's numbers.
+    /// Returns whether each pass goes on with the generator, and does not begin it again: as in fio
+    /// where time decides, and where no run repeats another's numbers.
     pub fn passes_differ(&self) -> bool {
         self.time_based || !self.randrepeat
     }
 }
 
-/// What fio reports when nothing is asked for.
+/// Percentiles that fio reports by default.
 const PERCENTILES: [f64; 17] = [
     1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95,
     99.99,

@@ -1,5 +1,5 @@
-//! What is asked of the kernel beside bytes: priorities of operations, a thread that takes
-//! submissions, the nodes that memory comes from.
+//! Options on the kernel besides bytes: priorities of operations, a thread that takes submissions,
+//! the nodes that memory comes from.
 
 use tidelog_engine::memory::MemoryPolicy;
 use tidelog_engine::path::{IoPriority, PathKind, PriorityClass, SubmissionThread};
@@ -9,27 +9,27 @@ use super::value::{number, percent, processors};
 use crate::direction::DataDirection;
 use crate::exit::BenchError;
 
-/// What a job asks of the kernel.
+/// Requests of a job to the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kernel {
-    /// How urgent its operations are.
+    /// Priorities of its operations.
     pub priorities: Priorities,
     /// The thread that takes its submissions.
     pub submission: Option<SubmissionThread>,
-    /// Where its memory comes from.
+    /// Policy of its memory.
     pub memory: Option<MemoryPolicy>,
 }
 
 /// The priorities of a job's operations, by fio's rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Priorities {
-    /// That of most operations: `prioclass`, and `prio`.
+    /// Class of most operations: `prioclass`, and `prio`.
     pub class: Option<PriorityClass>,
     /// See `class`.
     pub level: Option<u8>,
-    /// How many reads and writes have the other one, in percent.
+    /// Share of reads and writes with the other priority, in percent.
     pub percentage: [u8; 2],
-    /// The other one, of reads and writes: `cmdprio_class`, and `cmdprio`.
+    /// Class of the remaining reads and writes: `cmdprio_class`, and `cmdprio`.
     pub other_class: [Option<PriorityClass>; 2],
     /// See `other_class`.
     pub other_level: [Option<u8>; 2],
@@ -56,7 +56,7 @@ impl Priorities {
 }
 
 impl JobOptions {
-    /// Whether the data path can ask the kernel for what the job asks of it.
+    /// Checks that the data path can ask the kernel for what the job asks of it.
     pub(super) fn check_kernel(&self, engine: PathKind) -> Result<(), BenchError> {
         let Kernel { priorities, submission, memory } = &self.kernel;
         let has_priorities = *priorities != Priorities::default();

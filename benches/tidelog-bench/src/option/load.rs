@@ -1,24 +1,24 @@
-//! What a job does: `rw=`.
+//! Option on the load of a job: `rw=`.
 
 use super::value::{KbBase, bytes};
 use crate::direction::DataDirection;
 
-/// What `rw=` says.
+/// Load that `rw=` names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "independent, as the table below shows")]
 pub struct Load {
-    /// Its name in fio.
+    /// The name in fio.
     pub name: &'static str,
-    /// Whether it reads.
+    /// True if the load reads.
     pub reads: bool,
-    /// Whether it writes.
+    /// True if the load writes.
     pub writes: bool,
-    /// Whether it tells devices that nobody needs their bytes.
+    /// True if the load tells devices that nobody needs their bytes.
     pub trims: bool,
-    /// Whether offsets, or tensors, come in random order.
+    /// True if offsets, or tensors, come in random order.
     pub random: bool,
-    /// What comes between one operation of a sequential load and the next, in bytes: below zero it
-    /// goes backwards.
+    /// Gap between one operation of a sequential load and the next, in bytes: below zero it goes
+    /// backwards.
     pub add: i64,
 }
 
@@ -63,22 +63,23 @@ impl Load {
         Ok(Self { add: sign * size, ..load })
     }
 
-    /// Whether each block is trimmed and then written: twice the operations, as in fio.
+    /// Returns whether each block is trimmed and then written: twice the operations, as in fio.
     pub fn writes_what_it_trims(self) -> bool {
         self.trims && self.writes
     }
 
-    /// Whether it both reads and writes.
+    /// Returns whether the load both reads and writes.
     pub fn is_mix(self) -> bool {
         self.reads && self.writes
     }
 
-    /// Whether what a device holds is gone afterwards.
+    /// Returns whether what a device holds is gone afterwards.
     pub fn changes(self) -> bool {
         self.writes || self.trims
     }
 
-    /// Which way the next operation on a new block goes; of a mix, so many percent read.
+    /// Draws the direction of the next operation on a new block; of a mix, `rwmixread` percent
+    /// read.
     pub fn draw(self, random: &mut fastrand::Rng, rwmixread: u8) -> DataDirection {
         match self {
             Self { trims: true, .. } => DataDirection::Trim,

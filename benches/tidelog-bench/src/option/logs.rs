@@ -1,4 +1,4 @@
-//! What is written down over time: `write_bw_log`, `write_lat_log`, `write_iops_log`.
+//! Options on logs over time: `write_bw_log`, `write_lat_log`, `write_iops_log`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,13 +13,13 @@ pub struct LogOptions {
     pub latency: Option<String>,
     /// Operations per second.
     pub iops: Option<String>,
-    /// What is put together into one entry; with nothing, each operation has its own.
+    /// Window that is summed up in one entry; with nothing, each operation has its own.
     pub window: Duration,
-    /// Whether each line says where its operation began.
+    /// True if each line says where its operation began.
     pub offsets: bool,
-    /// Whether each line has the priority of its operation.
+    /// True if each line has the priority of its operation.
     pub priorities: bool,
-    /// Whether each of `numjobs` has files of its own.
+    /// True if each of `numjobs` has files of its own.
     pub per_job: bool,
 }
 
@@ -38,7 +38,7 @@ impl Default for LogOptions {
     }
 }
 
-/// What a log tells.
+/// Kind of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogKind {
     /// KiB per second.
@@ -54,7 +54,7 @@ pub enum LogKind {
 }
 
 impl LogOptions {
-    /// Whether any is wanted.
+    /// Returns whether any is wanted.
     pub fn is_any(&self) -> bool {
         self.bandwidth.is_some() || self.latency.is_some() || self.iops.is_some()
     }

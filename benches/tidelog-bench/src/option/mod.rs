@@ -1,4 +1,4 @@
-//! What can be asked for: one table of options, from which the command line, job files, help and
+//! Options of jobs: one table of options, from which the command line, job files, help and
 //! completions come.
 
 mod check;

@@ -63,7 +63,7 @@ pub(crate) const SETTLED: &[(&str, &[&str], &str)] = &[
     ("iopsavgtime", &["500"], "rates are averaged over 500 ms"),
 ];
 
-/// Whether a value of an option that is settled is what is done in any case; nothing if it is
+/// Checks that a value of an option that is settled is what is done in any case; nothing if it is
 /// another option.
 pub(super) fn settled(name: &str, value: &str) -> Option<Result<(), BenchError>> {
     let (_, values, why) = SETTLED.iter().find(|(settled, ..)| *settled == name)?;
@@ -71,7 +71,7 @@ pub(super) fn settled(name: &str, value: &str) -> Option<Result<(), BenchError>>
     Some(is_so.then_some(()).ok_or_else(|| BenchError::usage(format!("{name}={value}: {why}"))))
 }
 
-/// That something is no option, and why, or what may have been meant.
+/// Returns the message that a name is no option, and why, or what may have been meant.
 pub fn no_option(name: &str) -> String {
     if let Some((_, why)) = REFUSED.iter().find(|(refused, _)| *refused == name) {
         return format!("{name}: {why}");

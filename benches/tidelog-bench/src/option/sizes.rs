@@ -1,5 +1,5 @@
-//! How large an operation is: one size, a range of sizes, or sizes by weight, for all directions or
-//! for each.
+//! Sizes of operations: one size, a range of sizes, or sizes by weight, for all directions or for
+//! each.
 
 use std::ops::RangeInclusive;
 
@@ -16,7 +16,7 @@ pub enum Sizes {
     Range(RangeInclusive<u64>),
     /// `bssplit=`: these, with these weights in percent.
     Split(Vec<(u64, u8)>),
-    /// Those of reads, of writes and of trims.
+    /// Sizes of reads, of writes and of trims.
     Each(Box<[Self; 3]>),
 }
 
@@ -82,7 +82,7 @@ impl Sizes {
         Ok(Self::Split(split))
     }
 
-    /// Those of the directions that a load has.
+    /// Selects the sizes of the directions that a load has.
     #[must_use]
     pub fn for_load(self, load: Load) -> Self {
         let Self::Each(mut each) = self else { return self };
@@ -98,7 +98,7 @@ impl Sizes {
         }
     }
 
-    /// Those of one direction.
+    /// Returns the sizes of one direction.
     pub fn of(&self, direction: DataDirection) -> &Self {
         match self {
             Self::Each(each) => &each[direction as usize],
@@ -126,7 +126,7 @@ impl Sizes {
         }
     }
 
-    /// Whether every one is a multiple of `unit`.
+    /// Returns whether every one is a multiple of `unit`.
     pub fn are_multiples_of(&self, unit: u64) -> bool {
         match self {
             Self::One(size) => size.is_multiple_of(unit),

@@ -1,26 +1,26 @@
-//! When a job runs steadily, and ends: `ss=`.
+//! Option on the end of a job that runs steadily: `ss=`.
 
 use std::time::Duration;
 
 use super::job::JobOptions;
 use crate::exit::BenchError;
 
-/// What `ss=` and its like say.
+/// Criterion that `ss=` and related options set.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SteadyState {
     /// Bytes, or operations, a second.
     pub bandwidth: bool,
     /// The slope, or the greatest deviation from the mean.
     pub slope: bool,
-    /// What it stays below.
+    /// Limit below which the value stays.
     pub limit: f64,
-    /// In percent of the mean.
+    /// True if the limit is in percent of the mean.
     pub percent: bool,
-    /// Over how long.
+    /// Length of the window.
     pub window: Duration,
-    /// How long nothing is looked at first.
+    /// Time at the beginning that is left out.
     pub ramp: Duration,
-    /// How long each of the window's rates is averaged.
+    /// Interval over which each of the window's rates is averaged.
     pub interval: Duration,
 }
 
@@ -48,19 +48,19 @@ impl SteadyState {
         Ok(Self { bandwidth, slope, limit, percent, ..Self::default() })
     }
 
-    /// The same with what was said of its times before.
+    /// Takes over the times that were set before.
     #[must_use]
     pub fn with_times_of(self, other: Option<Self>) -> Self {
         let Self { window, ramp, interval, .. } = other.unwrap_or_default();
         Self { window, ramp, interval, ..self }
     }
 
-    /// How many rates a window has.
+    /// Returns the number of rates in a window.
     pub fn intervals(&self) -> usize {
         (self.window.as_micros() / self.interval.as_micros().max(1)) as usize
     }
 
-    /// Its name in fio.
+    /// Returns the name in fio.
     pub fn name(&self) -> String {
         let rate = if self.bandwidth { "bw" } else { "iops" };
         let slope = if self.slope { "_slope" } else { "" };
@@ -79,8 +79,8 @@ impl Default for SteadyState {
     }
 }
 
-/// Whether what jobs say of it goes together; jobs that are reported as one have it in common, as
-/// in fio.
+/// Checks that what jobs say of it goes together; jobs that are reported as one have it in common,
+/// as in fio.
 ///
 /// # Errors
 /// It does not.

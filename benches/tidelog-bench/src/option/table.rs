@@ -25,18 +25,18 @@ use super::words::{
 };
 use crate::exit::BenchError;
 
-/// What options are about: a heading of the help.
+/// Group of options: a heading of the help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OptionGroup {
-    /// What is done.
+    /// Options on the load.
     Load,
-    /// To what.
+    /// Options on the target.
     Target,
-    /// For how long.
+    /// Options on the time.
     Time,
-    /// Whether it was right.
+    /// Verification of what was read.
     Verify,
-    /// How it is told.
+    /// Options on the report.
     Report,
 }
 
@@ -59,17 +59,17 @@ type Apply = fn(&mut JobOptions, &str) -> Result<(), BenchError>;
 /// One option of a job.
 #[derive(Debug)]
 pub struct OptionSpec {
-    /// Its name, fio's where fio has it.
+    /// Name of the option, fio's where fio has it.
     pub name: &'static str,
-    /// Other names.
+    /// Alternative names.
     pub aliases: &'static [&'static str],
-    /// What stands for its value in the help. Empty for a switch, whose value may be left out.
+    /// Placeholder of its value in the help. Empty for a switch, whose value may be left out.
     pub value: &'static str,
-    /// What it is about.
+    /// Group of the option.
     pub group: OptionGroup,
-    /// What it does, in a line.
+    /// Description in a line.
     pub help: &'static str,
-    /// Sets it.
+    /// Function that sets the option.
     pub apply: Apply,
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// What `k` means.
+/// Base of `k`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KbBase {
     /// fio's default: `k` and `kb` are 1024, and `kib` is 1000.
@@ -97,7 +97,7 @@ pub fn delay(text: &str) -> Result<(Duration, Duration), String> {
     if from > to { Err(format!("{text}: the shorter time comes first")) } else { Ok((from, to)) }
 }
 
-/// Reads a time that is so many microseconds where there is no unit.
+/// Reads a time in units of `unit_micros` microseconds where none is given.
 ///
 /// # Errors
 /// What is wrong with it.
@@ -181,7 +181,7 @@ pub fn processors(text: &str) -> Result<Vec<usize>, String> {
 pub enum Nodes {
     /// Every one.
     All,
-    /// These.
+    /// Some of the values.
     Some(Vec<usize>),
 }
 

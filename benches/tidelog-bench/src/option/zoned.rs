@@ -6,7 +6,7 @@ use super::job::{JobOptions, Level};
 use super::sizes::Sizes;
 use crate::exit::BenchError;
 
-/// Whether jobs with zones, and those that work on the same files, agree on them.
+/// Checks that jobs with zones, and those that work on the same files, agree on them.
 ///
 /// # Errors
 /// Options that do not go together.

@@ -6,14 +6,14 @@ use crate::option::JobOptions;
 use crate::run::{JobEnd, JobResult, Usage};
 use crate::stats::{Depths, DirectionStats, Moments};
 
-/// What is reported as one.
+/// Report of a group.
 #[derive(Debug)]
 pub struct GroupReport {
     /// The (first) job's options.
     pub options: JobOptions,
-    /// Its group.
+    /// The group.
     pub group: usize,
-    /// How many jobs it stands for.
+    /// Number of jobs in the group.
     pub jobs: usize,
     /// Reads, writes and trims.
     pub stats: [DirectionStats; 3],
@@ -23,17 +23,17 @@ pub struct GroupReport {
     pub submitted: Depths,
     /// Completions seen together.
     pub completed: Depths,
-    /// How long commits took.
+    /// Latencies of commits.
     pub syncs: Moments,
     /// The time in which it all happened.
     pub runtime: Duration,
-    /// How the jobs ended.
+    /// End of the jobs.
     pub ended: JobEnd,
-    /// What they cost.
+    /// Processor time of the jobs.
     pub usage: Usage,
-    /// How long the group ran.
+    /// Time that the group ran.
     pub elapsed: Duration,
-    /// What they ran on.
+    /// Data paths of the jobs.
     pub path: Vec<String>,
 }
 
@@ -45,14 +45,14 @@ impl GroupReport {
         100.0 * part.as_secs_f64() / self.elapsed.as_secs_f64().max(1e-9) / jobs
     }
 
-    /// Per second of the counted time.
+    /// Returns a count per second of the counted time.
     #[expect(clippy::cast_precision_loss, reason = "a rate")]
     pub fn per_second(&self, count: u64) -> f64 {
         let seconds = self.runtime.as_secs_f64();
         if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
     }
 
-    /// Whether nothing went wrong.
+    /// Returns whether nothing went wrong.
     pub fn is_clean(&self) -> bool {
         self.ended.failure.is_none() && self.ended.bad == 0
     }

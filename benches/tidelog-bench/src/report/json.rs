@@ -98,7 +98,7 @@ fn job(report: &GroupReport, plus: bool) -> Value {
     job
 }
 
-/// What fio has no word for.
+/// Returns the values that fio has no word for.
 fn tidelog(report: &GroupReport) -> Value {
     let ended = &report.ended;
     json!({
@@ -223,7 +223,8 @@ fn buckets(names: [&str; 7], percentages: [f64; 7]) -> Value {
     names.into_iter().map(str::to_owned).zip(percentages.map(Value::from)).collect()
 }
 
-/// Of 1 to 2, 3 to 4, 5 to 8, ...: fio puts 1 to 4 under "4", and nothing under "0".
+/// Converts counts of 1 to 2, 3 to 4, 5 to 8, ...: fio puts 1 to 4 under "4", and nothing under
+/// "0".
 fn batches([one, two, four, eight, sixteen, thirty_two, more]: [f64; 7]) -> [f64; 7] {
     [0.0, one + two, four, eight, sixteen, thirty_two, more]
 }

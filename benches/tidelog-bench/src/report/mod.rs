@@ -1,4 +1,4 @@
-//! What a run is reported as: fio's text, fio's JSON, fio's terse lines.
+//! Reports of a run: fio's text, fio's JSON, fio's terse lines.
 
 mod group;
 mod json;

@@ -35,7 +35,7 @@ pub fn text(reports: &[GroupReport], disks: &[(DiskUse, f64)]) -> String {
     text
 }
 
-/// What a job is, before it runs.
+/// Returns the introduction of a job, before it runs.
 pub fn introduction(job: &JobOptions, group: usize) -> String {
     let sizes = match &job.sizes {
         Sizes::Split(_) => "by weight".to_owned(),

@@ -69,7 +69,7 @@ fn direction(fields: &mut Vec<String>, report: &GroupReport, stats: &DirectionSt
     ]);
 }
 
-/// In microseconds.
+/// Appends moments in microseconds.
 fn moments(fields: &mut Vec<String>, of: &Moments) {
     fields.extend([
         (of.min / 1000).to_string(),

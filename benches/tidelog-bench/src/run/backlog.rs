@@ -8,26 +8,26 @@ use crate::option::JobOptions;
 /// Blocks that were written and not read back yet, each with the pass that wrote it.
 #[derive(Clone, Debug)]
 pub(super) struct Backlog {
-    /// How many are written before they are read back; never, if this is 0.
+    /// Number of blocks that are written before they are read back; never, if this is 0.
     every: u64,
-    /// How many are read back then.
+    /// Number of blocks that are read back then.
     batch: u64,
     written: VecDeque<(BlockRange, u64)>,
     /// Writes begun since the last time.
     begun: u64,
-    /// How many are still to be read back this time, and whether that has begun.
+    /// Number of blocks still to be read back this time, and whether that has begun.
     left: u64,
     is_checking: bool,
 }
 
-/// What a job does next.
+/// Next action of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// It writes on.
+    /// The job writes on.
     Write,
-    /// It waits for what is in flight.
+    /// The job waits for operations in flight.
     Wait,
-    /// It reads a block of this pass back.
+    /// The job reads a block of this pass back.
     Check(BlockRange, u64),
 }
 
@@ -53,7 +53,7 @@ impl Backlog {
         self.every > 0
     }
 
-    /// Whether something was not read back yet.
+    /// Returns whether something was not read back yet.
     pub(super) fn has_rest(&self) -> bool {
         !self.written.is_empty()
     }
@@ -75,8 +75,8 @@ impl Backlog {
         self.left = u64::MAX;
     }
 
-    /// What comes next. A write and a read of one block are never in flight together, as neither
-    /// could be trusted then.
+    /// Returns the next action. A write and a read of one block are never in flight together, as
+    /// neither could be trusted then.
     pub(super) fn turn(&mut self, is_one_in_flight: bool) -> Turn {
         if !self.is_any() {
             return Turn::Write;

@@ -1,4 +1,4 @@
-//! What jobs that run side by side know of each other: who is over, whom that ends, and how the
+//! State that jobs share that run side by side: which are over, whom that ends, and how the
 //! operations of a flow are shared.
 
 use std::collections::BTreeMap;
@@ -12,21 +12,21 @@ use crate::load::Zones;
 use crate::option::{ExitWhat, JobOptions};
 use crate::stats::Steady;
 
-/// How often a job that waits for its beginning looks whether it has come.
+/// Interval at which a waiting job checks whether its beginning has come.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// Jobs that run side by side.
 #[derive(Debug)]
 pub(super) struct Beside {
-    /// How many threads of each name are not over.
+    /// Number of running threads of each name.
     running: BTreeMap<String, AtomicU32>,
     flows: BTreeMap<u64, Flow>,
-    /// Whether the jobs of a group that are reported as one run steadily.
+    /// Checks for steady runs, by group that is reported as one.
     steady: BTreeMap<usize, Arc<Steady>>,
-    /// Which groups of the report shall end.
+    /// Groups of the report that shall end.
     ended_groups: BTreeMap<usize, AtomicBool>,
     ended: AtomicBool,
-    /// Whether the whole run shall.
+    /// True if the whole run shall.
     ended_all: Arc<AtomicBool>,
 }
 
@@ -38,7 +38,7 @@ struct Flow {
 }
 
 impl Beside {
-    /// Of these jobs.
+    /// Makes the state of these jobs.
     pub(super) fn new(jobs: &[JobOptions], ended_all: &Arc<AtomicBool>) -> Self {
         let mut beside = Self {
             running: BTreeMap::new(),
@@ -73,9 +73,9 @@ pub(super) struct RunThread {
     group: usize,
     ends: Option<ExitWhat>,
     flow: Option<(u64, u64)>,
-    /// Alone, or with the jobs that are reported with it.
+    /// Check for a steady run, alone or with the jobs that are reported with it.
     steady: Option<Arc<Steady>>,
-    /// Its operations of the flow.
+    /// The operations of the flow.
     operations: AtomicU64,
     /// The zones of each file, with `zbd`, for all jobs that work on it.
     pub(super) zones: Vec<Arc<Zones>>,
@@ -99,7 +99,7 @@ impl RunThread {
         }
     }
 
-    /// What looks whether the job runs steadily, if anything does.
+    /// Returns the check for a steady run, if there is one.
     pub(super) fn steady(&self) -> Option<&Steady> {
         self.steady.as_deref()
     }
@@ -121,7 +121,7 @@ impl RunThread {
         }
     }
 
-    /// Whether another job's end is this one's, too.
+    /// Returns whether another job's end is this one's, too.
     pub(super) fn is_stopped(&self) -> bool {
         let Beside { ended_groups, ended, ended_all, .. } = &*self.beside;
         ended.load(Ordering::Relaxed)

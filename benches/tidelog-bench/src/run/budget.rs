@@ -1,11 +1,11 @@
-//! When a job is over.
+//! End of a job, by its budget.
 
 use std::time::{Duration, Instant};
 
 use crate::option::JobOptions;
 use crate::stats::Recorder;
 
-/// How much a job still may do.
+/// Remaining work of a job.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Budget {
     /// Bytes that it may still begin to move; `None` while only time counts.
@@ -16,7 +16,7 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// Of a job whose one pass moves `pass` bytes.
+    /// Makes the budget of a job whose one pass moves `pass` bytes.
     pub(super) fn new(job: &JobOptions, pass: u64) -> Self {
         let bytes = job.io_size.map_or(pass.saturating_mul(job.loops), |size| size.of(pass));
         let operations = job.number_ios;
@@ -28,17 +28,17 @@ impl Budget {
         self.bytes = Some(0);
     }
 
-    /// Whether nothing more may be begun.
+    /// Returns whether nothing more may be begun.
     pub(super) fn is_spent(&self, recorder: &Recorder, now: Instant) -> bool {
         self.is_used_up() || self.is_time_up(recorder, now)
     }
 
-    /// Whether all bytes were begun.
+    /// Returns whether all bytes were begun.
     pub(super) fn is_used_up(&self) -> bool {
         self.bytes == Some(0) || self.operations == Some(0)
     }
 
-    /// Whether the job ran for as long as it may.
+    /// Returns whether the job ran for as long as it may.
     pub(super) fn is_time_up(&self, recorder: &Recorder, now: Instant) -> bool {
         self.runtime.is_some_and(|runtime| recorder.counted_for(now) >= runtime)
     }

@@ -4,18 +4,18 @@ use std::time::{Duration, Instant};
 
 use crate::option::JobOptions;
 
-/// What a job that looks for its depth does next.
+/// Next step of a job that looks for its depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DepthStep {
-    /// It goes on.
+    /// The job continues.
     On,
-    /// What is in flight ends first, since it is more than the depth that comes.
+    /// The job drains, since more operations are in flight than the next depth allows.
     Drain,
     /// The depth is found; what is counted from now on is measured at it.
     Measure,
-    /// That was measured, too.
+    /// The search is over: the last depth was measured, too.
     Over,
-    /// Even one operation at a time takes too long.
+    /// The target is never reached: even one operation at a time takes too long.
     Never,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Depth {
     tried: usize,
     low: usize,
     high: usize,
-    /// How often in a row nothing but the upper end kept the depth from growing.
+    /// Number of times in a row that nothing but the upper end kept the depth from growing.
     stable: u32,
     is_found: bool,
     ios: u64,
@@ -39,7 +39,7 @@ pub(super) struct Depth {
 }
 
 impl Depth {
-    /// What a job asks for, if it does.
+    /// Makes the search that a job asks for, if it does.
     pub(super) fn of(job: &JobOptions) -> Option<Self> {
         let target = job.latency_target?;
         let most = job.iodepth as usize;
@@ -59,7 +59,7 @@ impl Depth {
         })
     }
 
-    /// How many operations may be in flight.
+    /// Returns the limit of operations in flight.
     pub(super) fn limit(&self) -> usize {
         self.tried
     }

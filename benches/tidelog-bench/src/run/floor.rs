@@ -7,18 +7,18 @@ use crate::option::JobOptions;
 /// The beginning of a job does not count, as in fio.
 const SETTLING: Duration = Duration::from_secs(2);
 
-/// What a job must move at least.
+/// Floor of a job's throughput.
 #[derive(Clone, Debug)]
 pub(super) struct Floor {
     least: [Option<u64>; 3],
     cycle: Duration,
     begun: Option<Instant>,
-    /// When the cycle began, and what had been moved by then.
+    /// Start of the cycle, and what had been moved by then.
     last: Option<(Instant, [u64; 3])>,
 }
 
 impl Floor {
-    /// What a job asks for, in the directions that it goes.
+    /// Makes the floor that a job asks for, in the directions that it goes.
     pub(super) fn new(job: &JobOptions) -> Self {
         let load = job.load;
         let mut least = job.rate_min;
@@ -28,12 +28,12 @@ impl Floor {
         Self { least, cycle: job.rate_cycle, begun: None, last: None }
     }
 
-    /// Whether there is anything to look at.
+    /// Returns whether there is anything to look at.
     pub(super) fn is_any(&self) -> bool {
         self.least.iter().any(Option::is_some)
     }
 
-    /// What was too slow, if a cycle is over and anything was.
+    /// Describes the throughput that was too slow, if a cycle is over and anything was.
     pub(super) fn missed(&mut self, moved: [u64; 3], now: Instant) -> Option<String> {
         if now - *self.begun.get_or_insert(now) < SETTLING {
             return None;

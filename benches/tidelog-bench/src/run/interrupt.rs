@@ -28,7 +28,7 @@ pub fn take_signals() -> std::io::Result<()> {
     thread::Builder::new().name("signals".into()).spawn(wait).map(drop)
 }
 
-/// Whether nothing more shall be begun.
+/// Returns whether nothing more shall be begun.
 pub fn is_interrupted() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
 }

@@ -30,7 +30,7 @@ pub(super) use pools::Pools;
 pub use pools::make_pool;
 pub(super) use replay::Replay;
 
-/// How long a job that is held back sleeps at most before it looks whether it is over.
+/// Limit of the sleep of a throttled job, before it checks whether it is over.
 const THROTTLED_MAX: Duration = Duration::from_millis(100);
 
 /// A log job that is ready to run.
@@ -44,7 +44,7 @@ pub(super) struct LogJob {
     seed: u64,
     budget: Budget,
     throttle: Throttle,
-    /// Which way the next transfer goes, if its time has not come, and that time.
+    /// Direction and time of the next transfer, if its time has not come.
     held: Option<DataDirection>,
     due: Option<Instant>,
     /// Durable puts that wait for their commit, and how many.
@@ -58,7 +58,7 @@ pub(super) struct LogJob {
     memory: JobMemory,
     /// The turn of the next tensor in this pass.
     turn: u64,
-    /// What the stamps of the next put say.
+    /// Origin of the next put, for its stamps.
     origin: Origin,
     ended: JobEnd,
 }
@@ -282,7 +282,7 @@ impl LogJob {
         mut recorder: Option<&mut Recorder>,
         at_most: Option<Duration>,
     ) -> usize {
-        /// Far beyond what a transfer takes; only a bug in the engine would let it pass.
+        /// Time limit far beyond that of a transfer; only a bug in the engine would let it pass.
         const TIMEOUT: Duration = Duration::from_secs(300);
         let Some(mut end) = self.ends.wait_pop(at_most.unwrap_or(TIMEOUT)) else {
             if at_most.is_some() {

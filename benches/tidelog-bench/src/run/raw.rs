@@ -33,7 +33,7 @@ use crate::option::JobOptions;
 use crate::stats::{Recorder, Steady, nanos};
 use crate::target;
 
-/// How long a job that is held back sleeps at most before it looks whether it is over.
+/// Limit of the sleep of a throttled job, before it checks whether it is over.
 const THROTTLED_MAX: Duration = Duration::from_millis(100);
 
 /// A raw job that is ready to run.
@@ -55,16 +55,16 @@ pub(super) struct RawJob {
     /// Operations begun since the last thinktime, and when the one that goes on is over.
     thought_after: u64,
     thinks_until: Option<Instant>,
-    /// What comes next, if its time has not come, and that time.
+    /// Next operation and its time, if that has not come.
     held: Option<(BlockRange, DataDirection)>,
     due: Option<Instant>,
     /// Writes begun since the last flush; files that are to be flushed; flushes in flight.
     unsynced: u64,
     to_sync: Vec<usize>,
     syncing: usize,
-    /// Whether the queue was full, and is not filled before it has run down.
+    /// True if the queue was full, and is not filled before it has run down.
     runs_down: bool,
-    /// What was begun and found no place.
+    /// Operation that was begun and found no place.
     waiting: Option<Waiting>,
     /// Buffers of operations that have no use for one, by tag.
     parked: Vec<Option<DmaBuffer>>,
@@ -74,20 +74,20 @@ pub(super) struct RawJob {
     random: fastrand::Rng,
     /// Chooses the priority of each operation, where there are two.
     priorities: fastrand::Rng,
-    /// What is in flight, by tag.
+    /// Flights, by tag.
     flights: Vec<Flight>,
-    /// What moments of flights are counted from.
+    /// Origin of the times of flights.
     epoch: Instant,
     /// Tags that are free, with their buffers.
     idle: Vec<(usize, DmaBuffer)>,
     /// Tags of operations that the kernel has not been told of yet.
     fresh: Vec<usize>,
     completions: Vec<Completion>,
-    /// What was seen complete, and when, and is to be counted once the devices have new work. What
-    /// was begun together mostly ends together: so many of each in a row.
+    /// Completions that were seen, with their times, which are counted once the devices have new
+    /// work. What was begun together mostly ends together: so many of each in a row.
     landed: Vec<(CompletedIo, u64)>,
     landed_at: Instant,
-    /// What this job's stamps say; those of what is begun next, or while reading back, the oldest
+    /// Origin of this job's stamps: those of what is begun next, or while reading back, the oldest
     /// that may stand where is read next. Its pass is the number of passes that were completed.
     origin: Origin,
     /// Operations begun in this pass.
@@ -102,18 +102,18 @@ struct Flight {
     priority: Option<IoPriority>,
     /// The pass of a write; of a read that compares, the oldest that may be found.
     pass: u64,
-    /// Whether it reads a block of the backlog.
+    /// True if the flight reads a block of the backlog.
     is_check: bool,
-    /// Whether it is a flush.
+    /// True if the flight is a flush.
     is_sync: bool,
-    /// From the decision to do it until it was issued, and when that was, in nanoseconds since the
-    /// job's `epoch`: to take instants from each other costs more, for each of a million operations
-    /// a second.
+    /// Time from the decision to do it until it was issued, and when that was, in nanoseconds since
+    /// the job's `epoch`: to take instants from each other costs more, for each of a million
+    /// operations a second.
     slat: u64,
     issued: u64,
 }
 
-/// What is begun next.
+/// Operation that begins next.
 struct BegunIo {
     place: BlockRange,
     direction: DataDirection,
@@ -121,17 +121,17 @@ struct BegunIo {
     check: Option<u64>,
 }
 
-/// What a round through the stream is for.
+/// Purpose of a round through the stream.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// To be measured.
+    /// Measured round.
     Load,
-    /// To flush what was written.
+    /// Flush of the writes.
     Sync,
-    /// To read back what was written: what the last pass reached, and then what only the one before
-    /// it did.
+    /// Verification of the writes: what the last pass reached, and then what only the one before it
+    /// did.
     Verify { reached: u64, before: Option<u64> },
-    /// To read back what is left of the backlog.
+    /// Verification of the rest of the backlog.
     Backlog,
 }
 
@@ -327,7 +327,8 @@ impl RawJob {
         }
     }
 
-    /// Whether the depth that is tried, if one is looked for, leaves room for another operation.
+    /// Returns whether the depth that is tried, if one is looked for, leaves room for another
+    /// operation.
     fn has_room(&mut self, phase: Phase) -> bool {
         let in_flight = self.flights.len() - self.idle.len();
         self.drains &= in_flight > 0;
@@ -367,7 +368,7 @@ impl RawJob {
         }
     }
 
-    /// Whether an operation is in flight besides the one that is about to begin.
+    /// Returns whether an operation is in flight besides the one that is about to begin.
     fn is_one_in_flight(&self) -> bool {
         self.idle.len() + 1 < self.flights.len()
     }

@@ -22,22 +22,22 @@ use crate::option::{JobOptions, engine_name};
 use crate::stats::{Lateness, LiveCounters, Recorder, SteadyResult};
 use crate::target::Targets;
 
-/// How a job ended.
+/// End of a job.
 #[derive(Clone, Debug, Default)]
 pub struct JobEnd {
     /// The first operation that failed.
     pub failure: Option<String>,
     /// The first block that was not what had been written.
     pub first_bad: Option<BadBlock>,
-    /// How many were not.
+    /// Number of bad blocks.
     pub bad: u64,
-    /// How many blocks were compared.
+    /// Number of compared blocks.
     pub verified: u64,
     /// The depth that `latency_target` led to, if it did.
     pub depth: Option<usize>,
-    /// Whether it ran steadily, where that was asked for.
+    /// Result of the check for a steady run, where that was asked for.
     pub steady: Option<Box<SteadyResult>>,
-    /// How the deadlines of a plan were kept, where one was replayed.
+    /// Lateness of a plan's deadlines, where one was replayed.
     pub lateness: Option<Box<Lateness>>,
 }
 
@@ -64,7 +64,7 @@ impl JobEnd {
         self.verified += other.verified;
     }
 
-    /// Whether nothing more shall be begun.
+    /// Returns whether nothing more shall be begun.
     pub(super) fn is_over(&self, job: &JobOptions, member: &RunThread) -> bool {
         self.failure.is_some()
             || (job.verify_fatal && self.bad > 0)
@@ -76,25 +76,25 @@ impl JobEnd {
 /// One job's result; one of `numjobs`.
 #[derive(Debug)]
 pub struct JobResult {
-    /// What it was.
+    /// Options of the job.
     pub options: JobOptions,
-    /// Its group, counted from 0.
+    /// The group, counted from 0.
     pub group: usize,
-    /// Its counters.
+    /// The counters.
     pub recorder: Recorder,
-    /// How it ended.
+    /// End of the job.
     pub ended: JobEnd,
-    /// Its part of what the group cost.
+    /// The part of what the group cost.
     pub usage: Usage,
-    /// How long the group ran, from its first operation that was counted.
+    /// Time that the group ran, from its first operation that was counted.
     pub elapsed: Duration,
-    /// What it ran on, for people.
+    /// Data path, for people.
     pub path: Vec<String>,
 }
 
-/// What is told while jobs run.
+/// Status while jobs run.
 pub struct RunStatus<'a> {
-    /// How often; never, if this is not given.
+    /// Interval of the status; never, if this is not given.
     pub every: Option<Duration>,
     /// Tells what the jobs of a group have done so far.
     pub tell: &'a dyn Fn(Vec<JobResult>) -> Result<(), BenchError>,
@@ -149,7 +149,7 @@ fn zones_of(groups: &[Vec<JobOptions>]) -> ZonesByFile {
     all
 }
 
-/// What a thread leaves: its job, and what it counted unless it panicked.
+/// Result of a thread: its job, and what it counted unless it panicked.
 type Run = (JobOptions, Option<(Recorder, JobEnd)>);
 
 struct Thread {
@@ -299,7 +299,7 @@ fn start_thread(
     Ok(Thread { options: job.clone(), counters: seen, ready, start, handle })
 }
 
-/// What a job has counted so far. One that waits for an operation is waited for, but not long: what
+/// Copies the counters of a job. One that waits for an operation is waited for, but not long: what
 /// it had counted before is told then.
 fn copy_of(thread: &Thread) -> Recorder {
     let until = Instant::now() + Duration::from_millis(500);
@@ -325,7 +325,7 @@ impl Job {
     }
 }
 
-/// What a data path is, in lines for people.
+/// Describes a data path, in lines for people.
 fn describe(capabilities: &Capabilities) -> Vec<String> {
     let feature = |name: &str, feature: &Feature| match feature {
         Feature::On => format!("{name}: registered"),

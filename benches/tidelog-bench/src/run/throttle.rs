@@ -17,8 +17,7 @@ struct RateLimit {
     begun: Option<Instant>,
     bytes: u64,
     ios: u64,
-    /// Where operations come as chance has it: whose, and how much later than the one before each
-    /// began in all.
+    /// Random delays of operations: the generator, and the delay of the one before.
     chance: Option<(fastrand::Rng, Duration)>,
 }
 
@@ -40,7 +39,7 @@ impl Throttle {
         Self([0, 1, 2].map(pace))
     }
 
-    /// When the next operation may begin, if not yet.
+    /// Returns the time at which the next operation may begin, if not yet.
     pub(super) fn due(&mut self, direction: DataDirection, now: Instant) -> Option<Instant> {
         self.0[direction as usize].as_mut()?.due(now)
     }
@@ -80,7 +79,7 @@ impl RateLimit {
     }
 }
 
-/// How long so many take at a rate per second.
+/// Returns the time of `count` operations at a rate per second.
 fn for_so_many(count: u64, rate: u64) -> Duration {
     let nanos = u128::from(count) * 1_000_000_000 / u128::from(rate.max(1));
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX / 4))

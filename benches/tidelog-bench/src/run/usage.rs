@@ -1,4 +1,4 @@
-//! What a group of jobs costs the processor.
+//! Processor time of a group of jobs.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Of the process so far.
+    /// Returns the usage of the process so far.
     pub fn now() -> Self {
         let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) else { return Self::default() };
         let count = |number: i64| u64::try_from(number).unwrap_or(0);
@@ -42,7 +42,7 @@ impl Usage {
         }
     }
 
-    /// What came since.
+    /// Returns the usage since `before`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self {

@@ -12,18 +12,18 @@ const LATENCY_MAX: u64 = 3_600_000_000_000;
 /// Latencies are told apart to three digits.
 const DIGITS: u8 = 3;
 
-/// What is known of one direction.
+/// Statistics of one direction.
 #[derive(Clone, Debug)]
 pub struct DirectionStats {
     /// Operations.
     pub ios: u64,
     /// Bytes.
     pub bytes: u64,
-    /// From the decision to do an operation until it was handed to the data path.
+    /// Latencies from the decision to do an operation until it was handed to the data path.
     pub slat: Moments,
-    /// From there until its completion was seen.
+    /// Latencies from the submission until the completion was seen.
     pub clat: Moments,
-    /// Both together.
+    /// Latencies of submission plus completion.
     pub lat: Moments,
     /// Completion latencies.
     pub clat_histogram: Histogram<u64>,
@@ -36,17 +36,18 @@ pub struct DirectionStats {
     pub iops: Moments,
 }
 
-/// How long an operation took, in nanoseconds.
+/// Latency of an operation, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OperationLatency {
-    /// From the decision to do it until it was handed to the data path.
+    /// Time from the decision to do it until it was handed to the data path.
     pub slat: u64,
-    /// From there until its completion was seen.
+    /// Time from the submission until the completion was seen.
     pub clat: u64,
 }
 
 impl OperationLatency {
-    /// Of what was decided on at `begun`, handed over at `issued`, and seen complete at `now`.
+    /// Makes the latency of an operation that was decided on at `begun`, handed over at `issued`,
+    /// and seen complete at `now`.
     pub fn between([begun, issued, now]: [Instant; 3]) -> Self {
         Self { slat: nanos(begun, issued), clat: nanos(issued, now) }
     }
@@ -58,7 +59,7 @@ pub fn nanos(from: Instant, to: Instant) -> u64 {
 }
 
 impl DirectionStats {
-    /// Of a direction in which nothing went yet.
+    /// Makes the statistics of a direction in which nothing went yet.
     pub(super) fn new(lat_percentiles: bool) -> Self {
         let histogram = || {
             let made = Histogram::new_with_bounds(1, LATENCY_MAX, DIGITS);
@@ -95,7 +96,7 @@ impl DirectionStats {
     }
 }
 
-/// How often each number of operations was seen, by powers of two.
+/// Counts of operations in flight, by powers of two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Depths([u64; 7]);
 

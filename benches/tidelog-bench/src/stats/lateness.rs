@@ -1,10 +1,10 @@
-//! How a plan's deadlines were kept.
+//! Lateness of a plan's deadlines.
 
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-/// Of the transfers of a replayed plan.
+/// Lateness of the transfers of a replayed plan.
 #[derive(Clone, Debug)]
 pub struct Lateness {
     /// Iterations that came to their end.
@@ -13,17 +13,17 @@ pub struct Lateness {
     pub time: Duration,
     /// The part of it in which an op waited for a transfer.
     pub stall: Duration,
-    /// How many ops waited.
+    /// Number of ops that waited.
     pub stalled_ops: u64,
     /// Transfers whose op was reached.
     pub transfers: u64,
-    /// Those among them that were not complete then.
+    /// Number of transfers that were not complete then.
     pub missed: u64,
-    /// How late they were, in nanoseconds; what was in time counts as 0.
+    /// Lateness in nanoseconds; what was in time counts as 0.
     pub histogram: Histogram<u64>,
-    /// How long the plan's maker expects one iteration to take.
+    /// Time that the plan's maker expects one iteration to take.
     pub expected_time: Duration,
-    /// And to wait.
+    /// Stall that the plan's maker expects.
     pub expected_stall: Duration,
     /// Rows of all iterations that need no device.
     pub left_out: u64,

@@ -1,4 +1,4 @@
-//! What is counted while a job runs.
+//! Counters while a job runs.
 
 mod counts;
 mod lateness;

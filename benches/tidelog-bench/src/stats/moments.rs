@@ -1,11 +1,11 @@
 //! Least, most, mean and standard deviation of numbers that go by.
 
-/// Of the numbers so far, without keeping them: their sum and that of their squares, which are
-/// exact. To take a number in is on the way of every operation that is measured, so it divides
+/// Moments of the numbers so far, without keeping them: their sum and that of their squares, which
+/// are exact. To take a number in is on the way of every operation that is measured, so it divides
 /// nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moments {
-    /// How many.
+    /// Number of values.
     pub count: u64,
     /// The smallest.
     pub min: u64,
@@ -21,7 +21,7 @@ impl Moments {
         self.add_alike(number, 1);
     }
 
-    /// Takes a number in so many times, at least once.
+    /// Takes a number in `times` times, at least once.
     pub fn add_alike(&mut self, number: u64, times: u64) {
         self.min = if self.count == 0 { number } else { self.min.min(number) };
         self.max = self.max.max(number);
@@ -43,7 +43,7 @@ impl Moments {
         self.squares = self.squares.saturating_add(other.squares);
     }
 
-    /// Their mean; 0 of none.
+    /// Returns the mean; 0 of none.
     #[expect(clippy::cast_precision_loss, reason = "statistics")]
     pub fn mean(&self) -> f64 {
         self.sum as f64 / self.count.max(1) as f64

@@ -1,16 +1,16 @@
-//! What an operation was, to those who count it.
+//! Operation as counters see it.
 
 use crate::direction::DataDirection;
 
-/// What an operation was.
+/// Operation as counters see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operated {
-    /// Which way its bytes went.
+    /// Direction of its bytes.
     pub direction: DataDirection,
-    /// Where it began, if a log wants to know.
+    /// Offset of the operation, if a log wants to know.
     pub offset: u64,
-    /// How many bytes it moved.
+    /// Number of bytes that it moved.
     pub bytes: u64,
-    /// Its priority as the kernel writes it, if a log wants to know.
+    /// Priority as the kernel writes it, if a log wants to know.
     pub priority: u16,
 }

@@ -10,16 +10,16 @@ use super::operated::Operated;
 use super::timeline::JobTimeline;
 use crate::direction::DataDirection;
 
-/// How often throughput is sampled, as in fio.
+/// Interval at which throughput is sampled, as in fio.
 const SAMPLE_EVERY: Duration = Duration::from_millis(500);
-/// What is seen of a job while it runs: bytes and operations, by direction.
+/// Counters of a job while it runs: bytes and operations, by direction.
 #[derive(Debug, Default)]
 pub struct LiveCounters {
     /// Bytes.
     pub bytes: [AtomicU64; 3],
     /// Operations.
     pub ios: [AtomicU64; 3],
-    /// Whether somebody wants all counters as they are.
+    /// True if somebody wants all counters as they are.
     wanted: AtomicBool,
     copy: Mutex<Option<Box<Recorder>>>,
 }
@@ -30,7 +30,7 @@ impl LiveCounters {
         self.wanted.store(true, Ordering::Release);
     }
 
-    /// Whether a copy was asked for and is not there yet.
+    /// Returns whether a copy was asked for and is not there yet.
     pub fn awaits_copy(&self) -> bool {
         self.wanted.load(Ordering::Acquire)
     }
@@ -45,7 +45,7 @@ impl LiveCounters {
 /// A job's counters.
 #[derive(Clone, Debug)]
 pub struct Recorder {
-    /// By direction.
+    /// Statistics by direction.
     pub stats: [DirectionStats; 3],
     /// Operations in flight when one was begun.
     pub depth: Depths,
@@ -53,14 +53,14 @@ pub struct Recorder {
     pub submitted: Depths,
     /// Completions seen together.
     pub completed: Depths,
-    /// How long commits took.
+    /// Latencies of commits.
     pub syncs: Moments,
-    /// What is written down over time, if anything is.
+    /// Timeline of the job, if it has one.
     pub timeline: Option<JobTimeline>,
     live: Arc<LiveCounters>,
-    /// When the job began.
+    /// Start of the job.
     begun: Instant,
-    /// From when on it is counted.
+    /// Time from which it is counted.
     counted_from: Instant,
     counting: bool,
     ended: Instant,
@@ -100,14 +100,14 @@ impl Recorder {
         }
     }
 
-    /// The same, with an entry in its timeline for each `window`, or each operation.
+    /// Adds a timeline with an entry for each `window`, or each operation.
     #[must_use]
     pub fn with_timeline(mut self, window: Duration) -> Self {
         self.timeline = Some(JobTimeline::new(window, self.counted_from));
         self
     }
 
-    /// How long ago counting began, or will begin: runtime is counted from there.
+    /// Returns the time since counting began, or until it begins: runtime is counted from there.
     pub fn counted_for(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.counted_from)
     }
@@ -237,7 +237,7 @@ impl Recorder {
     }
 }
 
-/// Others only read the counter, so nothing needs to be locked to add to it.
+/// Adds to a counter without a lock, as other threads only read it.
 fn count(counter: &AtomicU64, more: u64) {
     counter.store(counter.load(Ordering::Relaxed) + more, Ordering::Relaxed);
 }

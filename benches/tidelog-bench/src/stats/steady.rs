@@ -1,4 +1,4 @@
-//! Whether jobs run steadily: `ss=`, by fio's rules.
+//! True if jobs run steadily: `ss=`, by fio's rules.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,9 +19,9 @@ pub struct Steady {
 
 #[derive(Debug, Default)]
 struct Watch {
-    /// When the ramp is over.
+    /// End of the ramp.
     begins: Option<Instant>,
-    /// When the sample began that is open, and what had been moved then.
+    /// Start of the open sample, and the bytes that had been moved then.
     opened: Option<(Instant, [u64; 2])>,
     /// Operations and bytes a second, of each interval of the window.
     samples: VecDeque<[u64; 2]>,
@@ -30,16 +30,16 @@ struct Watch {
     deviation: f64,
 }
 
-/// What became of it.
+/// Result of the check for a steady run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SteadyResult {
-    /// What was asked for.
+    /// Criterion that was asked for.
     pub wanted: SteadyState,
-    /// Whether that was reached.
+    /// True if the criterion was reached.
     pub is_attained: bool,
-    /// What is compared with the limit; 0 before the window is full.
+    /// Value that is compared with the limit; 0 before the window is full.
     pub criterion: f64,
-    /// Of the line through the window.
+    /// Slope of the line through the window.
     pub slope: f64,
     /// The greatest from the window's mean.
     pub deviation: f64,
@@ -67,7 +67,7 @@ impl Steady {
         }
     }
 
-    /// Whether the jobs are over because they ran steadily.
+    /// Returns whether the jobs are over because they ran steadily.
     pub fn is_attained(&self) -> bool {
         self.is_attained.load(Ordering::Relaxed)
     }
@@ -87,7 +87,7 @@ impl Steady {
         }
     }
 
-    /// What became of it so far.
+    /// Returns the result so far.
     pub fn result(&self) -> SteadyResult {
         let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
         SteadyResult {
@@ -121,7 +121,7 @@ impl Watch {
         true
     }
 
-    /// Whether the window is full, and steady.
+    /// Returns whether the window is full, and steady.
     #[expect(clippy::cast_precision_loss, reason = "rates do not need their last bits")]
     fn judge(&mut self, wanted: &SteadyState) -> bool {
         let count = self.samples.len();
@@ -154,7 +154,7 @@ fn per_second(amount: u64, took: Duration) -> u64 {
 mod tests {
     use super::*;
 
-    /// Watches jobs that do so many operations in each second, and returns how many seconds they
+    /// Watches jobs that do `each` operations in each second, and returns how many seconds they
     /// ran.
     fn seconds(wanted: &str, ramp: u64, each: impl Fn(u64) -> u64) -> (Option<u64>, SteadyResult) {
         let wanted = SteadyState {

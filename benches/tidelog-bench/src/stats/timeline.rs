@@ -1,4 +1,4 @@
-//! What a job did over time: an entry for each operation, or one for all of a while.
+//! Timeline of a job: an entry for each operation, or one for all of a while.
 
 use std::time::{Duration, Instant};
 
@@ -8,15 +8,15 @@ use crate::direction::DataDirection;
 /// An operation, or those of one direction in a while, on average.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimelineEntry {
-    /// When it ended, in milliseconds since counting began.
+    /// End of the operation, in milliseconds since counting began.
     pub at_ms: u64,
-    /// Which way its bytes went.
+    /// Direction of its bytes.
     pub direction: DataDirection,
     /// Bytes of the operation; 0 where it stands for several.
     pub bytes: u64,
-    /// Where the operation began; 0 where it stands for several.
+    /// Offset of the operation; 0 where it stands for several.
     pub offset: u64,
-    /// Its priority as the kernel writes it; 0 where it stands for several.
+    /// Priority as the kernel writes it; 0 where it stands for several.
     pub priority: u16,
     /// KiB per second.
     pub bandwidth: u64,
@@ -26,7 +26,7 @@ pub struct TimelineEntry {
     pub slat: u64,
     /// Completion latency.
     pub clat: u64,
-    /// Both together.
+    /// Latency of submission plus completion.
     pub lat: u64,
 }
 
@@ -35,7 +35,7 @@ pub struct TimelineEntry {
 pub struct JobTimeline {
     window: Duration,
     begun: Instant,
-    /// When the window began that is open now.
+    /// Start of the window that is open now.
     opened: Instant,
     open: [Sums; 3],
     entries: Vec<TimelineEntry>,
@@ -51,18 +51,18 @@ struct Sums {
 }
 
 impl JobTimeline {
-    /// One that begins now; a `window` of nothing gives each operation an entry.
+    /// Makes a timeline that begins now; a `window` of nothing gives each operation an entry.
     pub fn new(window: Duration, now: Instant) -> Self {
         Self { window, begun: now, opened: now, open: <_>::default(), entries: Vec::new() }
     }
 
-    /// The same again, from another beginning.
+    /// Restarts the timeline at another time.
     #[must_use]
     pub fn begun_at(&self, now: Instant) -> Self {
         Self::new(self.window, now)
     }
 
-    /// What there is.
+    /// Returns the entries.
     pub fn entries(&self) -> &[TimelineEntry] {
         &self.entries
     }
@@ -129,7 +129,7 @@ impl JobTimeline {
     }
 }
 
-/// So many per second.
+/// Returns a count per second.
 fn rate(count: u64, passed: Duration) -> u64 {
     (u128::from(count) * 1_000_000_000 / passed.as_nanos().max(1)) as u64
 }

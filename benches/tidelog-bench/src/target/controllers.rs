@@ -16,22 +16,22 @@ pub(super) struct Controllers(Vec<Held>);
 struct Held {
     target: NamedDevice,
     attached: ClaimedController,
-    /// Whether it may be written: it was looked at since it was attached.
+    /// True if the controller may be written: it was looked at since it was attached.
     may_be_written: bool,
 }
 
 impl Controllers {
-    /// What was found when the controller of this name was attached.
+    /// Returns the device that was found when the controller of this name was attached.
     pub(super) fn target(&self, name: &str) -> Option<NamedDevice> {
         self.held(name).map(|held| held.target.clone())
     }
 
-    /// Whether the controller may be written.
+    /// Returns whether the controller may be written.
     pub(super) fn is_admitted(&self, name: &str) -> bool {
         self.held(name).is_some_and(|held| held.may_be_written)
     }
 
-    /// What it holds, if it is attached.
+    /// Returns the contents of a controller, if it is attached.
     pub(super) fn holds(&self, name: &str) -> Option<io::Result<Option<Reason>>> {
         self.held(name).map(|held| held.attached.holds())
     }
@@ -47,13 +47,13 @@ impl Controllers {
         Ok(())
     }
 
-    /// Nothing speaks against writing it.
+    /// Admits a controller: nothing speaks against writing it.
     pub(super) fn admit(&mut self, name: &str) {
         let held = self.0.iter_mut().filter(|held| held.target.given == name);
         held.for_each(|held| held.may_be_written = true);
     }
 
-    /// What opens the data path of a job, which has its controllers alone meanwhile.
+    /// Returns the provider of the data path of a job, which has its controllers alone meanwhile.
     pub(super) fn provider(&self, job: &JobOptions) -> Result<Box<dyn PathProvider>, BenchError> {
         let held: Vec<&Held> = job.filename.iter().filter_map(|name| self.held(name)).collect();
         if let Some(held) = held.iter().find(|held| held.attached.is_in_use()) {

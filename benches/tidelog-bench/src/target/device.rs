@@ -9,7 +9,7 @@ use tidelog_engine::units::ByteCount;
 
 use crate::exit::BenchError;
 
-/// What an open device is, whatever its name stands for by now.
+/// Returns the identity of an open device, whatever its name stands for by now.
 pub(super) fn identity(device: &Device) -> Result<DeviceIdentity, BenchError> {
     let metadata = device.file().metadata().map_err(|source| {
         let what = format!("{}: cannot find out which device it is", device.path().display());
@@ -56,7 +56,7 @@ pub(super) fn fill(
     })
 }
 
-/// Whether a block device has zones of its own, as the kernel tells it in sysfs.
+/// Returns whether a block device has zones of its own, as the kernel tells it in sysfs.
 pub(super) fn has_zones(device: &Device) -> bool {
     use std::os::unix::fs::MetadataExt;
 

@@ -16,7 +16,7 @@ use crate::option::value::Amount;
 /// Room on each device besides tensors: superblocks, change log, checkpoints.
 const METADATA_ROOM: ByteCount = ByteCount::mib(64);
 
-/// What a file must have for a job's tensors, each twice: one that is put again exists twice
+/// Returns the size of a file for a job's tensors, each twice: one that is put again exists twice
 /// meanwhile.
 pub fn device_size(job: &JobOptions) -> Option<ByteCount> {
     let Some(Amount::Bytes(size)) = job.size else { return None };
@@ -27,7 +27,7 @@ pub fn device_size(job: &JobOptions) -> Option<ByteCount> {
     Some(ByteCount(each + each / 8 + METADATA_ROOM.0).round_up(ByteCount::mib(1)))
 }
 
-/// What the files of a run will take, by file.
+/// Space of the files of a run, by file.
 #[derive(Debug, Default)]
 pub(super) struct FileSpace(BTreeMap<PathBuf, ByteCount>);
 
@@ -40,7 +40,7 @@ impl FileSpace {
         }
     }
 
-    /// Whether there is room for all of them together.
+    /// Checks that there is room for all of them together.
     ///
     /// # Errors
     /// A file system has less, and how much.
@@ -77,7 +77,8 @@ fn directory(path: &Path) -> &Path {
     path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// What the file system of a directory still has, besides what it keeps for its administrator.
+/// Returns the free space of the file system of a directory, besides what it keeps for its
+/// administrator.
 fn free(directory: &Path) -> Option<ByteCount> {
     let found = statvfs(directory).ok()?;
     Some(ByteCount(found.blocks_available().saturating_mul(found.fragment_size())))

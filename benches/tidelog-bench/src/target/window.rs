@@ -1,4 +1,4 @@
-//! How much of each file a job works on, and how large it must be.
+//! Part of each file that a job works on, and the file's size.
 
 use tidelog_device_safety::NamedDevice;
 use tidelog_engine::memory::ALIGNMENT;
@@ -43,7 +43,7 @@ pub fn windows(
     job.filename.iter().zip(sizes).enumerate().map(window).collect()
 }
 
-/// How long a file must be for a job.
+/// Returns the length of a file for a job.
 pub(super) fn file_size(job: &JobOptions, target: &NamedDevice) -> Result<ByteCount, BenchError> {
     match job.size {
         Some(Amount::Bytes(size)) => {
@@ -65,8 +65,8 @@ pub(super) fn file_size(job: &JobOptions, target: &NamedDevice) -> Result<ByteCo
     }
 }
 
-/// Where the `clone`th of a job's `numjobs` begins in a file of `whole` bytes; `None` if no number
-/// is that large.
+/// Returns the offset at which the `clone`th of a job's `numjobs` begins in a file of `whole`
+/// bytes; `None` if no number is that large.
 fn skipped(job: &JobOptions, whole: u64, clone: u32) -> Option<u64> {
     let increments = job.offset_increment.0.checked_mul(u64::from(clone))?;
     job.offset.of(whole).checked_add(increments)
@@ -77,7 +77,7 @@ fn beyond_all_devices(job: &JobOptions) -> BenchError {
     BenchError::usage(what).within(&job.name)
 }
 
-/// What of a window a job may write with `zonemode=zbd`: whole zones.
+/// Returns the part of a window that a job may write with `zonemode=zbd`: whole zones.
 fn zoned(job: &JobOptions, name: &str, window: FileWindow) -> Result<FileWindow, BenchError> {
     if !job.zbd || !job.load.changes() {
         return Ok(window);

@@ -1,4 +1,4 @@
-//! What the tests share: running the tool, files to run it on, skipping out loud.
+//! Helpers that the tests share: running the tool, files to run it on, skipping out loud.
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use std::path::Path;

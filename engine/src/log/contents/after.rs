@@ -33,7 +33,8 @@ impl<'a> LastChanges<'a> {
 }
 
 impl Contents {
-    /// Everything durable as it will be once `changes` are applied, tensors in the order of ids.
+    /// Returns all durable entries as they will be once `changes` are applied, tensors in the order
+    /// of ids.
     pub fn durable_after<'a>(&'a self, changes: &'a [Change]) -> IndexParts<'a> {
         let last = LastChanges::new(changes);
         let kept = self.durable().map(|version| &version.entry);

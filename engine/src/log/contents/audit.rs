@@ -44,7 +44,7 @@ impl Contents {
         self.current.iter().chain(held.filter(|version| !self.is_standing(version)))
     }
 
-    /// What is reserved in the index is what tensors take there and will take.
+    /// Checks that the reservation in the index equals what tensors take there and will take.
     fn audit_room(&self) -> Result<(), String> {
         let tensors = self.durable().map(|version| self.room.bytes_of(&version.entry));
         let held = self.seals.all_held().filter(|(_, held)| held.is_recorded());

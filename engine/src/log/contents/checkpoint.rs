@@ -9,17 +9,17 @@ use crate::log::space::{AllocationReach, Full};
 use crate::log::version::BeginError;
 use crate::units::ByteCount;
 
-/// What the index lacks for one more tensor.
+/// Shortage of the index for one more tensor.
 #[derive(Clone, Copy)]
 pub(super) enum IndexShort {
-    /// It may not grow.
+    /// The index may not grow.
     Bound(IndexFull),
-    /// It needs so many segments, and there are so many beside what its tensor takes.
+    /// The index needs `needed` segments, and `available` are left beside what its tensor takes.
     Segments { needed: u32, available: u32 },
 }
 
 impl Contents {
-    /// How the room for the index is used.
+    /// Returns the use of the index's capacity.
     pub fn index_use(&self) -> IndexUse {
         self.room.usage()
     }
@@ -29,7 +29,8 @@ impl Contents {
         self.room.all_segments().collect()
     }
 
-    /// Whether so much of the room of its slots is taken that the index should be allowed to grow.
+    /// Returns whether so much of the room of its slots is taken that the index should be allowed
+    /// to grow.
     pub fn index_should_grow(&self) -> bool {
         !self.room.grows() && self.room.live() > self.room.room() / 2
     }
@@ -50,7 +51,7 @@ impl Contents {
         }
     }
 
-    /// Whether a slot has segments that nothing there or being put needs.
+    /// Returns whether a slot has segments that nothing there or being put needs.
     pub fn index_has_surplus(&self, slot: usize) -> bool {
         self.room.has_surplus(slot)
     }
@@ -82,7 +83,7 @@ impl Contents {
         Ok(())
     }
 
-    /// What a put is told whose entry finds no room in the index.
+    /// Returns the error of a put whose entry does not fit into the index.
     pub(super) fn index_refusal(&self, short: IndexShort) -> BeginError {
         match short {
             IndexShort::Bound(full) => BeginError::IndexFull(full),
@@ -92,16 +93,16 @@ impl Contents {
         }
     }
 
-    /// The index needs so many segments and could have so many.
+    /// Makes the error of an index that needs `needed` segments and could have `available`.
     pub(super) fn segments_lacking(&self, needed: u32, available: u32) -> Full {
         let segments = |count: u32| ByteCount(u64::from(count) * self.space.segment_size().0);
         let (needed, available) = (segments(needed), segments(available));
         Full { needed, available, for_index: true, space: self.space_use() }
     }
 
-    /// Whether the index has room for these changes, and for all that is being put besides. What
-    /// makes it no larger is always welcome; what was `admitted`, as puts are and moves are not,
-    /// need not make way for what was not.
+    /// Checks that the index has room for these changes, and for all that is being put besides.
+    /// What makes it no larger is always welcome; what was `admitted`, as puts are and moves are
+    /// not, need not make way for what was not.
     ///
     /// # Errors
     /// It has not, and there are no segments for it.
@@ -122,7 +123,8 @@ impl Contents {
         Err(IndexFull { needed: ByteCount(needed), room: ByteCount(room) })
     }
 
-    /// The segments of a slot, of which a checkpoint with so many bytes of tensors needs no more.
+    /// Returns the segments of a slot, of which a checkpoint with `payload` bytes of tensors needs
+    /// no more.
     ///
     /// # Errors
     /// There are not enough, and no more to be had.

@@ -1,4 +1,4 @@
-//! What can be read, by id: millions of versions in memory, so each is held once and found by the
+//! Readable versions by id: millions of versions in memory, so each is held once and found by the
 //! id that it carries itself.
 
 use std::sync::Arc;
@@ -31,7 +31,7 @@ impl Index {
         None
     }
 
-    /// As [`Self::insert`] for an id that has no version yet.
+    /// Inserts a version, as [`Self::insert`] does, for an id that has no version yet.
     pub(super) fn insert_new(&mut self, version: Arc<Version>) {
         debug_assert!(self.get(version.entry.id).is_none(), "{} twice", version.entry.id);
         self.0.insert_unique(hash(version.entry.id), version, |version| hash(version.entry.id));
@@ -42,7 +42,7 @@ impl Index {
         Some(found.ok()?.remove().0)
     }
 
-    /// In no order, but always in the same after the same calls.
+    /// Iterates in no order, but always in the same after the same calls.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<Version>> {
         self.0.iter()
     }

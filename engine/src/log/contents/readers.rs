@@ -15,13 +15,13 @@ impl Contents {
         Some(self.pin_version(version))
     }
 
-    /// As [`Self::pin`], for the version that has this number.
+    /// Pins the version of this number, as [`Self::pin`] does.
     pub fn pin_held(&mut self, number: u64) -> Option<Arc<Version>> {
         let version = Arc::clone(self.held(number)?);
         Some(self.pin_version(version))
     }
 
-    /// As [`Self::pin`], for a version that can be read.
+    /// Pins a version that can be read, as [`Self::pin`] does.
     pub fn pin_version(&mut self, version: Arc<Version>) -> Arc<Version> {
         let readers = self.readers.entry(version.serial).or_default();
         match readers.iter_mut().find(|(moves, _)| *moves == version.moves) {

@@ -36,18 +36,18 @@ pub struct Relocation {
     pub version: Arc<Version>,
     /// The lane that it moves to.
     pub lane: Lane,
-    /// What moves, in the tensor's order.
+    /// Groups of runs that move, in the tensor's order.
     pub stretches: Vec<RunGroup>,
 }
 
 /// Consecutive runs of a tensor that move together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunGroup {
-    /// Which of the tensor's runs.
+    /// Range of the tensor's runs.
     pub runs: Range<usize>,
-    /// Which of the tensor's bytes.
+    /// Range of the tensor's bytes.
     pub bytes: Range<u64>,
-    /// Where they go.
+    /// Destination of the runs.
     pub to: Runs,
 }
 
@@ -73,7 +73,7 @@ impl Relocation {
         TensorEntry { runs, checksums: sums, class, ..old.clone() }
     }
 
-    /// Where the tensor lies once it has moved.
+    /// Returns the tensor's runs after the move.
     pub(super) fn runs(&self) -> Runs {
         let old = &self.version.entry.runs;
         let (mut runs, mut next) = (Runs::new(), 0);
@@ -113,10 +113,10 @@ impl Contents {
         }
     }
 
-    /// What was moved can be read at its new place from now on; its old place is given back when
-    /// nobody reads there. Where nothing knows the version any more, because it was replaced,
-    /// deleted or its seal dropped, the new place is given back instead. For what is durable the
-    /// commit of the new place is on media.
+    /// Installs a move: the tensor can be read at its new place from now on; its old place is given
+    /// back when nobody reads there. Where nothing knows the version any more, because it was
+    /// replaced, deleted or its seal dropped, the new place is given back instead. For what is
+    /// durable the commit of the new place is on media.
     pub fn relocate(&mut self, relocation: &Relocation, entry: TensorEntry) -> bool {
         let (stands, held) = (self.is_current(relocation), self.number_held(relocation));
         if !stands && held.is_none() {
@@ -174,7 +174,7 @@ impl Contents {
         self.unpin(Arc::clone(&relocation.version));
     }
 
-    /// Whether the version that is being moved is still the one that can be found.
+    /// Returns whether the version that is being moved is still the one that can be found.
     pub fn is_current(&self, relocation: &Relocation) -> bool {
         let current = self.current(relocation.version.entry.id);
         current.is_some_and(|current| Arc::ptr_eq(current, &relocation.version))
@@ -185,13 +185,13 @@ impl Contents {
         self.seals.number_of(&relocation.version)
     }
 
-    /// What reclamation could give back at the very most, in bytes.
+    /// Returns the most that reclamation could free, in bytes.
     pub fn reclaimable(&self) -> u64 {
         self.space.reclaimable().0
     }
 
-    /// Whether so few free segments are left for puts that reclamation should begin: enough that it
-    /// ends before they do, few enough that what is about to die does so first.
+    /// Returns whether so few free segments are left for puts that reclamation should begin: enough
+    /// that it ends before they do, few enough that what is about to die does so first.
     pub fn space_is_scarce(&self) -> bool {
         let low_water = (self.space.segment_count() / 64).clamp(1, 16);
         self.space.spare_segments() < low_water

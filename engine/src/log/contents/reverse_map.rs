@@ -1,5 +1,5 @@
-//! Which tensor lies where, as a reverse map: the runs of all that can be read, by segment and
-//! first block.
+//! Reverse map from places to tensors: the runs of all that can be read, by segment and first
+//! block.
 //!
 //! A segment fills from front to back and what lies in it goes in whatever order, so each has a
 //! sorted list, at whose end nearly all is added. A list whose last run went serves for another
@@ -18,10 +18,10 @@ pub(super) struct ReverseMap {
     spares: Vec<Vec<MappedRun>>,
 }
 
-/// What lies in a segment.
+/// Runs in a segment.
 #[derive(Debug, Default)]
 struct Residents {
-    /// In the order of blocks; with those that went, until they are half of it.
+    /// Runs in the order of blocks; with those that went, until they are half of it.
     runs: Vec<MappedRun>,
     standing: usize,
 }
@@ -42,7 +42,7 @@ impl ReverseMap {
         residents.insert(MappedRun { id, block: run.block, gone: false });
     }
 
-    /// This run is found no more.
+    /// Removes a run that is found no more.
     pub(super) fn remove(&mut self, run: &Run) {
         let Some(residents) = self.segments.get_mut(&run.segment) else { return };
         residents.remove(run.block);
@@ -55,14 +55,14 @@ impl ReverseMap {
         }
     }
 
-    /// Whose run it is.
+    /// Returns the tensor of a run.
     pub(super) fn get(&self, run: &Run) -> Option<TensorId> {
         let Residents { runs, .. } = self.segments.get(&run.segment)?;
         let at = runs.binary_search_by_key(&run.block, |run| run.block).ok()?;
         (!runs[at].gone).then_some(runs[at].id)
     }
 
-    /// How many runs there are.
+    /// Returns the number of runs.
     pub(super) fn len(&self) -> usize {
         self.segments.values().map(|residents| residents.standing).sum()
     }

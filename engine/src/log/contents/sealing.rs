@@ -19,25 +19,26 @@ pub struct ComingSeal {
     key: u64,
 }
 
-/// What seals of its own batch call a put that is not committed, and how many of them hold it.
+/// Number by which seals of its own batch refer to an uncommitted put, and how many of them hold
+/// it.
 pub(super) type HeldPut = Option<(u64, u32)>;
 
-/// What a seal is to hold.
+/// Object that a seal is to hold.
 enum Sealable {
-    /// What can be read.
+    /// A version that can be read.
     Version(Arc<Version>),
-    /// What its own batch puts.
+    /// A put of the seal's own batch.
     Put(ReservationKey),
 }
 
-/// Why a seal cannot begin; nothing was changed.
+/// The reason why a seal cannot begin; nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SealRefusal {
-    /// Nothing can be read under this id.
+    /// The id has no tensor.
     Unknown(TensorId),
-    /// There is no seal of this name, from which it is to be made.
+    /// The seal from which it is to be made does not exist.
     NoSeal(Box<str>),
-    /// The same tensor twice.
+    /// The tensor is named twice.
     Twice(TensorId),
     /// The index has no room for it, and may not grow.
     IndexFull(IndexFull),
@@ -121,7 +122,7 @@ impl Contents {
         }
     }
 
-    /// What a seal of these versions adds to the index, at most.
+    /// Returns the growth of the index by a seal of these versions, at most.
     fn seal_bytes(&self, name: &str, versions: &[Sealable]) -> u64 {
         let new = versions.iter().filter_map(|version| match version {
             Sealable::Put(put) => Some(&self.pending.get(&put.0)?.version.entry),
@@ -135,10 +136,9 @@ impl Contents {
         holds + Seal::bytes_for(versions.len(), name.len()) as u64
     }
 
-    /// What the commit of a seal records: the versions that the index does not have, but those that
-    /// the same record has `named` already, then the seal. What its own batch `puts` is held by
-    /// [`Self::held_put`].
-    /// `order` is its place among the commits of seals.
+    /// Returns the changes that a seal's commit records: the versions that the index does not have,
+    /// but those that the same record has `named` already, then the seal. What its own batch `puts`
+    /// is held by [`Self::held_put`]. `order` is its place among the commits of seals.
     pub fn seal_changes(
         &self,
         coming: &ComingSeal,
@@ -162,7 +162,7 @@ impl Contents {
         self.seals.last_order()
     }
 
-    /// What the commit of a put records for the seals of its batch that hold it.
+    /// Returns the change that a put's commit records for the seals of its batch that hold it.
     pub fn held_put(&self, put: &Reservation, entry: &TensorEntry) -> Option<Change> {
         let (number, _) = self.pending.get(&put.serial)?.held.filter(|(_, seals)| *seals > 0)?;
         Some(Change::Hold(HeldVersion { number, entry: entry.clone() }))
@@ -279,7 +279,7 @@ impl Contents {
         }
     }
 
-    /// What seals that are being committed take more in the index.
+    /// Reserves growth of the index for seals that are being committed.
     pub(super) fn reserve_for_coming(&mut self, number: u64, bytes: u64) {
         for coming in self.seals.coming_with(number) {
             coming.index_bytes += bytes;
@@ -287,7 +287,7 @@ impl Contents {
         }
     }
 
-    /// Whether this version stands under its id.
+    /// Returns whether this version stands under its id.
     pub fn is_standing(&self, version: &Version) -> bool {
         self.current(version.entry.id).is_some_and(|it| it.serial == version.serial)
     }
@@ -302,13 +302,13 @@ impl Contents {
         self.seals.named(name)
     }
 
-    /// What a seal holds, in the order in which it was given.
+    /// Iterates over the versions of a seal, in the order in which it was given.
     pub fn sealed<'a>(&'a self, seal: &'a Seal) -> impl Iterator<Item = &'a Arc<Version>> {
         let held = seal.versions.iter().filter_map(|number| self.seals.held(*number));
         held.map(|held| &held.version)
     }
 
-    /// What a seal holds under an id.
+    /// Returns the version that a seal holds under an id.
     pub fn sealed_version(&self, seal: &Seal, id: TensorId) -> Option<&Arc<Version>> {
         let mut held = self.seals.versions_of(id);
         held.find(|(number, _)| seal.versions.contains(number)).map(|(_, version)| version)
@@ -332,7 +332,7 @@ impl Contents {
         self.seals.held(number).map(|held| &held.version)
     }
 
-    /// What seals call a version, if one holds it.
+    /// Returns the number by which seals refer to a version, if one holds it.
     pub fn number_of(&self, version: &Version) -> Option<u64> {
         self.seals.number_of(version)
     }
@@ -343,7 +343,7 @@ impl Contents {
         with.map(|seal| seal.name.to_string()).collect()
     }
 
-    /// What seals hold.
+    /// Returns the use of space by seals.
     pub fn seal_use(&self) -> SealUse {
         SealUse {
             seals: self.seals.all().count(),

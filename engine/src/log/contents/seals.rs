@@ -1,4 +1,4 @@
-//! Which versions seals hold, and how many seals hold each.
+//! Versions held by seals, and the number of seals that hold each.
 //!
 //! A version that is held keeps its space, whatever stands under its id. It is counted by the seals
 //! that are being committed, too: from the moment that one is begun, an update of its tensors goes
@@ -14,12 +14,12 @@ use crate::layout::{Seal, TensorEntry, TensorId};
 use crate::log::version::{ReservationKey, Version};
 use crate::units::ByteCount;
 
-/// What seals hold.
+/// Use of space by seals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SealUse {
-    /// How many seals there are.
+    /// Number of seals.
     pub seals: usize,
-    /// How many versions they hold, each counted once.
+    /// Number of versions that they hold, each counted once.
     pub versions: usize,
     /// Space that they alone hold: what would be free without them.
     pub alone: ByteCount,
@@ -29,40 +29,41 @@ pub struct SealUse {
 #[derive(Debug)]
 pub(super) struct CountedVersion {
     pub(super) version: Arc<Version>,
-    /// How many seals on the media hold it.
+    /// Number of seals on the media that hold the version.
     committed: u32,
-    /// How many hold it that are being committed.
+    /// Number of seals being committed that hold the version.
     coming: u32,
 }
 
 impl CountedVersion {
-    /// Whether the index on the media has it.
+    /// Returns whether the index on the media has it.
     pub(super) fn is_recorded(&self) -> bool {
         self.committed > 0
     }
 
-    /// How many seals hold it, those that are being committed among them.
+    /// Returns the number of seals that hold the version, those that are being committed among
+    /// them.
     pub(super) fn seals(&self) -> u32 {
         self.committed + self.coming
     }
 }
 
-/// How a seal ends.
+/// End of a seal.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum SealEnd {
-    /// It was on the media.
+    /// The seal was on the media.
     Dropped,
-    /// It was being committed.
+    /// The seal was being committed.
     Abandoned,
 }
 
-/// What is left of a version once one seal fewer holds it.
+/// State of a version once one seal fewer holds it.
 pub(super) enum Left {
-    /// What it was.
+    /// The version is still held.
     Same,
-    /// Only seals that are being committed hold it: the index on the media has it no more.
+    /// The version is held by uncommitted seals only: the index on the media has it no more.
     Unrecorded,
-    /// Nobody holds it.
+    /// The version is held by no seal.
     Nothing(CountedVersion),
 }
 
@@ -70,11 +71,11 @@ pub(super) enum Left {
 #[derive(Debug)]
 pub(super) struct Coming {
     pub(super) seal: Seal,
-    /// What its own batch puts of that, and how it calls it.
+    /// Puts of the seal's own batch, and their numbers.
     pub(super) puts: Vec<(ReservationKey, u64)>,
-    /// What it will take in the index, at most.
+    /// Size of the seal in the index, at most.
     pub(super) index_bytes: u64,
-    /// Its commit failed half way.
+    /// The commit failed half way.
     pub(super) in_doubt: bool,
 }
 
@@ -84,7 +85,7 @@ pub(super) struct Seals {
     held: BTreeMap<u64, CountedVersion>,
     of_id: FxHashMap<TensorId, SmallVec<[u64; 2]>>,
     named: BTreeMap<Box<str>, Seal>,
-    /// By the key of their reservation.
+    /// Puts by the key of their reservation.
     pub(super) coming: FxHashMap<u64, Coming>,
     last_number: u64,
     last_order: u64,
@@ -119,7 +120,7 @@ impl Seals {
         self.held.get(&number)
     }
 
-    /// All that are held, in the order of their numbers.
+    /// Iterates over all held versions, in the order of their numbers.
     pub(super) fn all_held(&self) -> impl Iterator<Item = (u64, &CountedVersion)> {
         self.held.iter().map(|(number, held)| (*number, held))
     }
@@ -145,7 +146,7 @@ impl Seals {
         self.last_number
     }
 
-    /// A version that so many seals which are being committed hold under this number.
+    /// Adopts a version that `coming` seals in progress hold under this number.
     pub(super) fn adopt_coming(&mut self, number: u64, version: Arc<Version>, coming: u32) {
         self.of_id.entry(version.entry.id).or_default().push(number);
         self.held.insert(number, CountedVersion { version, committed: 0, coming });

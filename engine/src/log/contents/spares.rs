@@ -7,7 +7,7 @@ use crate::layout::{Checksums, Runs, TensorEntry};
 use crate::log::space::Full;
 use crate::log::version::{PutRequest, Version};
 
-/// So many are kept at most. They keep the memory of their lists, too.
+/// Limit of kept versions. They keep the memory of their lists, too.
 const SPARES_MAX: usize = 1024;
 
 #[derive(Debug, Default)]

@@ -2,12 +2,12 @@
 
 use crate::layout::LifetimeClass;
 
-/// Whether a tensor survives the process that wrote it.
+/// Durability of a tensor beyond the process that wrote it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Durability {
-    /// It need not; it costs no metadata.
+    /// Scratch need not survive the process; it costs no metadata.
     Scratch,
-    /// It survives a crash once the commit that brought it has returned.
+    /// Durable tensors survive a crash once the commit that brought them has returned.
     Durable,
 }
 
@@ -15,18 +15,18 @@ pub enum Durability {
 /// time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Lane {
-    /// Whether its tensors survive the process.
+    /// Durability of the tensors.
     pub durability: Durability,
-    /// How long they will probably live.
+    /// Probable lifetime of the lane's tensors.
     pub class: LifetimeClass,
 }
 
 pub(super) const CLASSES: usize = LifetimeClass::ALL.len();
-/// How many lanes a share has, if they differ by lifetime.
+/// Number of lanes of a share, if they differ by lifetime.
 pub const LANES: usize = 2 * CLASSES;
 
 impl Lane {
-    /// Its place among all lanes.
+    /// Returns the place among all lanes.
     pub fn index(self) -> usize {
         let base = match self.durability {
             Durability::Scratch => 0,
@@ -35,7 +35,7 @@ impl Lane {
         base + self.class as usize
     }
 
-    /// This lane, then the others of its durability.
+    /// Iterates over this lane, then the others of its durability.
     pub(super) fn family(self) -> impl Iterator<Item = Self> {
         let others = LifetimeClass::ALL.into_iter().filter(move |class| *class != self.class);
         std::iter::once(self.class)

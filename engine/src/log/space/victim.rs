@@ -1,4 +1,4 @@
-//! Which segment to reclaim.
+//! Choice of the segment to reclaim.
 
 use super::{AllocationReach, Durability, Lane, Space, State};
 use crate::layout::BLOCK_BYTES;
@@ -7,19 +7,20 @@ use crate::units::ByteCount;
 /// A segment is old once this part of the share has been written since.
 const AGE_SHARE: u64 = 8;
 
-/// What kind of segment is worth reclaiming now.
+/// Criteria for segments that are worth reclaiming.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// Only segments of this durability.
+    /// Durability of the segments; `None`: any.
     pub durability: Option<Durability>,
-    /// Only segments of which at least this many of 8 parts are dead.
+    /// Least dead part of a segment, in eighths.
     pub dead_eighths_min: u64,
 }
 
 impl Wanted {
-    /// Whatever gives any space back.
+    /// Criteria that take any segment that frees space.
     pub const ANY: Self = Self { durability: None, dead_eighths_min: 0 };
-    /// What gives enough back to be worth more than keeping lifetimes apart.
+    /// Criteria that take segments which free enough back to be worth more than keeping lifetimes
+    /// apart.
     pub const WORTHWHILE: Self = Self { durability: None, dead_eighths_min: 1 };
 }
 
@@ -30,9 +31,9 @@ pub struct Victim {
     pub segment: u32,
     /// The lane that filled it.
     pub lane: Lane,
-    /// What must be copied.
+    /// Bytes that must be copied.
     pub live: ByteCount,
-    /// What comes back.
+    /// Bytes that become free.
     pub dead: ByteCount,
 }
 
@@ -83,13 +84,13 @@ impl Space {
         self.victim = None;
     }
 
-    /// Something in the segment cannot be read: it stays as it is until all in it is dead.
+    /// Marks a segment that has unreadable data: it stays as it is until all in it is dead.
     pub fn mark_unmovable(&mut self, segment: u32) {
         let segment = &mut self.segments[(segment - self.first_segment) as usize];
         segment.unmovable = !segment.is_unused();
     }
 
-    /// What reclamation could give back at the very most.
+    /// Returns the most that reclamation could free.
     pub fn reclaimable(&self) -> ByteCount {
         let sealed = (0_u32..).zip(&self.segments).filter(|(_, segment)| {
             matches!(segment.state, State::Sealed(_)) && segment.reserved == 0 && !segment.unmovable

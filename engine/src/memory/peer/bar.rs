@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use super::PeerMemory;
 use crate::memory::ALIGNMENT;
 
-/// Where the kernel shows its devices.
+/// Directory in which the kernel lists PCI devices.
 const DEVICES: &str = "/sys/bus/pci/devices";
 /// A BAR that is memory and not ports (`IORESOURCE_MEM`).
 const IS_MEMORY: u64 = 0x200;
@@ -42,7 +42,7 @@ pub struct BarError {
     pub address: String,
     /// The BAR.
     pub number: u8,
-    /// Why not, and what would help.
+    /// The reason why not, and what would help.
     pub reason: String,
 }
 
@@ -108,7 +108,8 @@ struct Resource {
     length: usize,
 }
 
-/// What the kernel says of a BAR: a line of first address, last address and flags for each.
+/// Parses the kernel's description of a BAR: a line of first address, last address and flags for
+/// each.
 fn resource(device: &Path, number: u8) -> Result<Resource, String> {
     let path = device.join("resource");
     let text = std::fs::read_to_string(&path);

@@ -25,14 +25,14 @@ use crate::units::ByteCount;
 /// dropped, and belong to nobody else in this process. Where there is a bus address the whole span
 /// lies behind it without a gap.
 pub unsafe trait PeerMemory: fmt::Debug + Send + Sync {
-    /// Where it is mapped, and how many bytes.
+    /// Returns address and size of the mapping.
     fn span(&self) -> (NonNull<u8>, usize);
 
     /// The address of its first byte as other devices see it where no IOMMU translates; `None` if
     /// nobody knows.
     fn bus_address(&self) -> Option<u64>;
 
-    /// What it is, for people.
+    /// Describes the memory, for people.
     fn describe(&self) -> String;
 }
 
@@ -48,7 +48,7 @@ struct Inner {
 }
 
 impl PeerRegion {
-    /// All of this memory.
+    /// Makes a region of all of this memory.
     pub fn new(memory: Box<dyn PeerMemory>) -> Self {
         let free = FreeRuns::new(memory.span().1);
         Self(Arc::new(Inner { memory, free }))
@@ -60,12 +60,12 @@ impl PeerRegion {
         Some(PeerBuffer { region: self.clone(), start, length })
     }
 
-    /// All of it.
+    /// Returns the size of the region.
     pub fn size(&self) -> ByteCount {
         ByteCount(self.0.memory.span().1 as u64)
     }
 
-    /// Whether a buffer is a part of it.
+    /// Returns whether a buffer is a part of it.
     pub(crate) fn holds(&self, buffer: &PeerBuffer) -> bool {
         Arc::ptr_eq(&self.0, &buffer.region.0)
     }
@@ -92,17 +92,17 @@ pub struct PeerBuffer {
 
 #[expect(clippy::len_without_is_empty, reason = "a buffer is never empty")]
 impl PeerBuffer {
-    /// How many bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Where it begins in its region.
+    /// Returns the offset in the region.
     pub fn offset(&self) -> usize {
         self.start
     }
 
-    /// Where it is mapped, for the data path. Never to be dereferenced.
+    /// Returns the address of the mapping, for the data path. Never to be dereferenced.
     pub fn address(&self) -> *mut u8 {
         self.region.0.memory.span().0.as_ptr().wrapping_add(self.start)
     }
@@ -124,7 +124,7 @@ impl fmt::Debug for PeerBuffer {
 pub(crate) mod tests {
     use super::*;
 
-    /// Nothing behind the addresses: what a region does needs no device.
+    /// Addresses without memory: what a region does needs no device.
     #[derive(Debug)]
     struct Nowhere(usize);
 

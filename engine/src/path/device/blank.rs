@@ -1,4 +1,4 @@
-//! Whether a device is blank, as far as a few thousand reads can tell.
+//! True if a device is blank, as far as a few thousand reads can tell.
 //!
 //! Nobody reads a whole SSD before it is formatted. What counts is where something stands if
 //! anything does: both ends; where partitioners put what they make first, since a file system
@@ -17,21 +17,21 @@ use tidelog_random::Random;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// This much of the front is read whole.
+/// Size of the front that is read whole.
 const FRONT_BYTES: u64 = 16 * MIB;
-/// This much of the end is: spare partition tables, RAID superblocks.
+/// Size of the end that is read whole: spare partition tables, RAID superblocks.
 const BACK_BYTES: u64 = MIB;
-/// Between them so many blocks are read.
+/// Number of sampled blocks between them.
 const SAMPLES: u64 = 1024;
 /// The bytes of one sample.
 const SAMPLE_BYTES: u64 = 4 * KIB;
-/// What a partition begins with: the superblocks of all file systems, volume managers and RAIDs are
-/// in it.
+/// Size of the part of a partition that has the superblocks of all file systems, volume managers
+/// and RAIDs.
 pub const START_BYTES: u64 = 72 * KIB;
 /// One read.
 const READ_BYTES: u64 = MIB;
 
-/// Where DOS had its first partition: behind the first track.
+/// Start of the first partition under DOS: behind the first track.
 const FIRST_TRACK: u64 = 63 * 512;
 /// Usual sizes in MiB of the partitions that come first: for firmware, boot loaders, kernels,
 /// recovery.
@@ -40,8 +40,8 @@ const USUAL_MIB: [u64; 16] =
 /// ext2, 3 and 4 keep spare superblocks in groups 1 and the powers of 3, 5 and 7, of 128 MiB each.
 const SPARE_GROUPS: [u64; 9] = [1, 3, 5, 7, 9, 25, 27, 49, 81];
 
-/// Where partitions begin that partitioners make first, as far as a device of this size reaches.
-/// They begin at 1 MiB, at a power of two, and behind partitions of usual sizes.
+/// Returns probable starts of first partitions, as far as a device of this size reaches. They begin
+/// at 1 MiB, at a power of two, and behind partitions of usual sizes.
 pub fn partition_starts(size: u64) -> Vec<u64> {
     let powers = (1..64).map(|power| 1_u64 << power).filter(|start| *start >= MIB);
     let behind = |bytes: u64| bytes.checked_add(MIB);
@@ -54,15 +54,15 @@ pub fn partition_starts(size: u64) -> Vec<u64> {
     starts
 }
 
-/// Where file systems of the whole device, or of a first partition, have spare copies of their
-/// superblocks.
+/// Iterates over the places of spare superblocks of file systems of the whole device, or of a first
+/// partition.
 fn spare_superblocks() -> impl Iterator<Item = u64> {
     let ext = SPARE_GROUPS.into_iter().map(|group| group * 128 * MIB);
     let btrfs = [64 * MIB, 256 * KIB * MIB];
     ext.chain(btrfs).flat_map(|spare| [spare, spare + MIB])
 }
 
-/// Whether a block is of no use to anybody, though it be not all zeroes.
+/// True if a block is of no use to anybody, though it be not all zeroes.
 pub type Leftover<'a> = &'a dyn Fn(&[u8]) -> bool;
 
 /// The first byte that is not zero, of those that are looked at, in a block that is no leftover. Of
@@ -78,7 +78,8 @@ pub fn first_byte_set(file: &File, size: u64, left: Leftover<'_>) -> io::Result<
     first_byte_set_by(read, size, left)
 }
 
-/// The same of a device that `read` reads: `length` bytes, at most a MiB, from `start` on.
+/// Returns the place of the first non-zero byte of a device that `read` reads: `length` bytes, at
+/// most a MiB, from `start` on.
 ///
 /// # Errors
 /// It cannot be read.

@@ -53,7 +53,7 @@ impl Claim {
         Ok(Self { device, owner: process::id(), holder: Some((held, holder)) })
     }
 
-    /// What is claimed.
+    /// Returns the identity of the claimed device.
     pub(super) fn device(&self) -> DeviceIdentity {
         self.device
     }

@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-/// What begins the name of such a device.
+/// Prefix of the name of a device that SPDK drives.
 const PREFIX: &str = "spdk:";
 /// The words of a transport id.
 const TRANSPORT: [&str; 6] = ["trtype", "adrfam", "traddr", "trsvcid", "subnqn", "priority"];
-/// What a target is told of this host, which SPDK takes by other ways than the transport id, where
-/// it ignores them.
+/// Keys of what a target learns of this host, which SPDK takes by other ways than the transport id,
+/// where it ignores them.
 const HOST: [&str; 4] = ["hostnqn", "hostid", "hostaddr", "hostsvcid"];
 
 /// A namespace of a controller: `spdk:0000:01:00.0` by PCI address, or `spdk:trtype:TCP adrfam:IPv4
@@ -18,7 +18,7 @@ const HOST: [&str; 4] = ["hostnqn", "hostid", "hostaddr", "hostsvcid"];
 pub struct ControllerName {
     transport: String,
     namespace: u32,
-    /// What is said of this host: key and value.
+    /// Properties of this host: key and value.
     host: Vec<(&'static str, String)>,
     /// The first word that means nothing.
     meaningless: Option<String>,
@@ -80,7 +80,7 @@ impl ControllerName {
         self.transport.strip_prefix("trtype:PCIe traddr:")
     }
 
-    /// What it says of this host by this key: `hostnqn`, `hostid`, `hostaddr`, `hostsvcid`.
+    /// Returns the value of a property of this host: `hostnqn`, `hostid`, `hostaddr`, `hostsvcid`.
     pub fn word(&self, key: &str) -> Option<&str> {
         self.host.iter().find(|(it, _)| *it == key).map(|(_, value)| value.as_str())
     }
@@ -90,8 +90,8 @@ impl ControllerName {
         self.meaningless.as_deref()
     }
 
-    /// Whether both name one namespace, however they spell it. What has two addresses is not seen
-    /// here.
+    /// Returns whether both name one namespace, however they spell it. What has two addresses is
+    /// not seen here.
     pub fn is_twin_of(&self, other: &Self) -> bool {
         let spelled = |name: &Self| match name.pci_address() {
             Some(address) if address.matches(':').count() == 1 => format!("0000:{address}"),
@@ -134,7 +134,7 @@ fn spelled_alike(word: &str) -> String {
     }
 }
 
-/// Whether this is `0000:01:00.0`, or the same without the domain.
+/// Returns whether the text is a PCI address: `0000:01:00.0`, with or without the domain.
 fn is_pci_address(text: &str) -> bool {
     let hexadecimal =
         |part: &str| !part.is_empty() && part.bytes().all(|it| it.is_ascii_hexdigit());

@@ -21,7 +21,7 @@ use super::users::SHARE_LOCKS_OFFSET;
 use crate::memory::process;
 use crate::path::member::MemberError;
 
-/// Whether a lock keeps out everybody or only those who write.
+/// Sharing of a lock: none, or with other readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sharing {
     Alone,
@@ -81,7 +81,7 @@ impl LockedFile {
         fcntl(&self.file, FcntlArg::F_OFD_SETLK(&all)).map(drop)
     }
 
-    /// Whether somebody else has one of these shares locked now.
+    /// Returns whether somebody else has one of these shares locked now.
     pub(in crate::path) fn is_locked_elsewhere(&self, shares: &Range<u32>) -> bool {
         let mut found = range(shares, Sharing::Alone);
         let asked = fcntl(&self.file, FcntlArg::F_OFD_GETLK(&mut found));
@@ -95,7 +95,7 @@ impl LockedFile {
         self.unlock().is_ok() && fcntl(&self.file, FcntlArg::F_OFD_SETLK(&all)).is_ok()
     }
 
-    /// What is locked.
+    /// Returns the identity of the locked device.
     pub(in crate::path) fn identity(&self) -> io::Result<DeviceIdentity> {
         Ok(DeviceIdentity::of(&self.file.metadata()?))
     }
@@ -165,8 +165,8 @@ fn range(shares: &Range<u32>, sharing: Sharing) -> nix::libc::flock {
     lock_of_bytes(kind, start, i64::from(shares.end - shares.start))
 }
 
-/// What `fcntl` takes for a lock (`F_RDLCK`, `F_WRLCK`, `F_UNLCK`) on so many bytes of a file. No
-/// length reaches as far as there are bytes.
+/// Returns the argument of `fcntl` for a lock (`F_RDLCK`, `F_WRLCK`, `F_UNLCK`) on `length` bytes
+/// of a file. No length reaches as far as there are bytes.
 pub fn lock_of_bytes(kind: nix::libc::c_int, start: i64, length: i64) -> nix::libc::flock {
     nix::libc::flock {
         l_type: kind as i16,

@@ -29,7 +29,7 @@ use super::operation::Action;
 use crate::memory::ALIGNMENT;
 use crate::units::ByteCount;
 
-/// How to open a device.
+/// Mode in which a device is opened.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OpenMode {
     /// Go through the page cache. Without this a file system that lacks `O_DIRECT` is refused.
@@ -44,28 +44,28 @@ pub struct OpenMode {
 /// A device could not be opened or made. Every variant names it.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceOpenError {
-    /// There is nothing.
+    /// The device does not exist.
     #[error("{path} does not exist; mount its file system, or format the pool first")]
     Missing {
-        /// Where.
+        /// Path of the device.
         path: PathBuf,
     },
     /// The file that was to be made is there already.
     #[error("{path} exists already")]
     Exists {
-        /// Where.
+        /// Path of the device.
         path: PathBuf,
     },
     /// The name stands for another device than a moment ago.
     #[error("{path} became another device while it was opened; look at it again")]
     Changed {
-        /// Where.
+        /// Path of the device.
         path: PathBuf,
     },
     /// The kernel would not open it.
     #[error("cannot open {path}: {source}")]
     Open {
-        /// Where.
+        /// Path of the device.
         path: PathBuf,
         /// The kernel's answer.
         source: io::Error,
@@ -73,15 +73,15 @@ pub enum DeviceOpenError {
     /// The block device is mounted or otherwise claimed.
     #[error("{path} is in use (mounted, or claimed by another program); unmount it first")]
     InUse {
-        /// Where.
+        /// Path of the device.
         path: PathBuf,
     },
-    /// Another program has a file locked, or open for writing.
+    /// The file is locked or open for writing in another program.
     #[error("{path} is in use, {how}; end that program first (fuser -v shows it)")]
     Used {
-        /// Where.
+        /// Path of the device.
         path: PathBuf,
-        /// How it is used.
+        /// Kind of the use.
         how: users::DeviceUse,
     },
     /// The file system cannot bypass the page cache.
@@ -89,21 +89,21 @@ pub enum DeviceOpenError {
         "the file system of {path} has no O_DIRECT; ask for buffered access or use another one"
     )]
     NoDirect {
-        /// Where.
+        /// Path of the device.
         path: PathBuf,
     },
     /// A socket, a character device, a pipe.
     #[error("{path} is {found}; a device is a regular file, a directory or a block device")]
     Kind {
-        /// Where.
+        /// Path of the device.
         path: PathBuf,
-        /// What it is.
+        /// Kind of the file that was found.
         found: &'static str,
     },
     /// The device's blocks are larger than Tidelog's smallest transfer.
     #[error("{path} has {block} byte blocks; at most {ALIGNMENT} are supported")]
     Block {
-        /// Where.
+        /// Path of the device.
         path: PathBuf,
         /// Bytes in a block.
         block: u32,
@@ -111,32 +111,32 @@ pub enum DeviceOpenError {
     /// The space could not be reserved, mostly as there is too little.
     #[error("cannot reserve {size} in {path}: {source}{}", reserve::help(source))]
     Reserve {
-        /// Where.
+        /// Path of the device.
         path: PathBuf,
-        /// How much.
+        /// Size of the device.
         size: ByteCount,
         /// The kernel's answer.
         source: io::Error,
     },
-    /// It names a controller, and that cannot be had.
+    /// The name is a controller's, and the controller is not available.
     #[error("cannot open {name}: {why}")]
     Controller {
-        /// As it was named.
+        /// Name as given.
         name: String,
-        /// Why not, and what would help.
+        /// The reason why not, and what would help.
         why: String,
     },
     /// The size of the device could not be read.
     #[error("cannot read the size of {path}: {source}")]
     Size {
-        /// Where.
+        /// Path of the device.
         path: PathBuf,
         /// The kernel's answer.
         source: io::Error,
     },
 }
 
-/// What a device is to the operating system.
+/// Kind of a device for the operating system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
     /// A regular file.
@@ -183,7 +183,7 @@ impl Device {
         }
     }
 
-    /// The same with the claim on it: its name may stand for another device than a moment ago.
+    /// Adds the claim on the device: its name may stand for another device than a moment ago.
     fn with_claim(self, claim: Claim) -> Result<Self, DeviceOpenError> {
         let metadata = self.file.metadata().map_err(|source| open_error(&self.path, source))?;
         if DeviceIdentity::of(&metadata) != claim.device() {
@@ -205,7 +205,7 @@ impl Device {
         Self::create_with(spec, size, sparse, mode, &mut |_| ())
     }
 
-    /// The same; tells how many zeroes are stored, where it needs zeroes.
+    /// Creates the device, and reports the number of zeroes that are stored, where it needs zeroes.
     pub fn create_with(
         spec: &DeviceSpec,
         size: ByteCount,
@@ -237,7 +237,7 @@ impl Device {
         self.grow_with(size, sparse, &mut |_| ())
     }
 
-    /// The same; tells how many zeroes are stored, where it needs zeroes.
+    /// Grows the device, and reports the number of zeroes that are stored, where it needs zeroes.
     pub fn grow_with(
         &mut self,
         size: ByteCount,
@@ -268,7 +268,7 @@ impl Device {
         Ok(Self { file, path, kind, size: ByteCount(size), logical_block, direct, claim: None })
     }
 
-    /// The same device once more, for a second way to it.
+    /// Opens the device once more, for a second data path.
     pub fn try_clone(&self) -> io::Result<Self> {
         let (file, path) = (self.file.try_clone()?, self.path.clone());
         Ok(Self { file, path, claim: self.claim.clone(), ..*self })
@@ -279,17 +279,17 @@ impl Device {
         &self.file
     }
 
-    /// Where it is.
+    /// Returns the path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it is.
+    /// Returns the kind.
     pub fn kind(&self) -> DeviceKind {
         self.kind
     }
 
-    /// Its capacity in bytes.
+    /// Returns the capacity in bytes.
     pub fn size(&self) -> ByteCount {
         self.size
     }
@@ -299,14 +299,14 @@ impl Device {
         self.logical_block
     }
 
-    /// Whether the page cache is bypassed.
+    /// Returns whether the page cache is bypassed.
     pub fn is_direct(&self) -> bool {
         self.direct
     }
 
-    /// Whether a completed write may still be lost when the power goes. That is so through the page
-    /// cache, and for every regular file, whatever its disk: the file system has its own record to
-    /// write before what was written into reserved space can be read back.
+    /// Returns whether a completed write may still be lost when the power goes. That is so through
+    /// the page cache, and for every regular file, whatever its disk: the file system has its own
+    /// record to write before what was written into reserved space can be read back.
     pub fn has_volatile_cache(&self) -> bool {
         match self.kind {
             DeviceKind::Block if self.direct => has_write_cache(&self.file),
@@ -314,8 +314,8 @@ impl Device {
         }
     }
 
-    /// Whether it is a namespace that other machines can reach, too: the kernel has it over a
-    /// fabric.
+    /// Returns whether the device is a namespace that other machines can reach, too: the kernel has
+    /// it over a fabric.
     pub fn is_remote(&self) -> bool {
         self.kind == DeviceKind::Block
             && shown(&self.file).is_ok_and(|shown| is_over_a_fabric(&shown))
@@ -323,7 +323,7 @@ impl Device {
 }
 
 impl DeviceCapabilities {
-    /// What `device` is.
+    /// Returns the identity of `device`.
     pub fn of(device: &Device) -> Self {
         Self {
             name: device.path.display().to_string(),
@@ -370,8 +370,8 @@ fn kind_of(path: &Path, found: std::fs::FileType) -> Result<DeviceKind, DeviceOp
     Err(DeviceOpenError::Kind { path: path.into(), found })
 }
 
-/// Whether a file of this name would lie beside the nodes of devices, in memory of the kernel: in
-/// `/dev`, but not in what is mounted below it, as `/dev/shm` is.
+/// Returns whether a file of this name would lie beside the nodes of devices, in memory of the
+/// kernel: in `/dev`, but not in what is mounted below it, as `/dev/shm` is.
 fn is_among_devices(path: &Path) -> bool {
     let file_system = |path: &Path| path.metadata().map(|it| it.dev()).ok();
     let folder = path.parent().and_then(|folder| folder.canonicalize().ok());
@@ -380,15 +380,15 @@ fn is_among_devices(path: &Path) -> bool {
     })
 }
 
-/// Whether a block device that the kernel shows here has a controller that is reached over a
-/// fabric.
+/// Returns whether a block device that the kernel shows here has a controller that is reached over
+/// a fabric.
 fn is_over_a_fabric(shown: &Path) -> bool {
     let transport = |controller: &PathBuf| std::fs::read_to_string(controller.join("transport"));
     controllers_of(shown).iter().filter_map(|it| transport(it).ok()).any(|it| it.trim() != "pcie")
 }
 
-/// Where the kernel shows the NVMe controllers of a block device that it shows here: several lead
-/// to a namespace that they share.
+/// Returns the sysfs directories of the NVMe controllers of a block device, given the device's own:
+/// several lead to a namespace that they share.
 pub fn controllers_of(shown: &Path) -> Vec<PathBuf> {
     let is_controller = |it: &PathBuf| it.join("transport").exists();
     let among = |above: &Path| -> Vec<PathBuf> {
@@ -408,21 +408,21 @@ pub fn controllers_of(shown: &Path) -> Vec<PathBuf> {
     found.unwrap_or_default()
 }
 
-/// Where the kernel shows an open block device.
+/// Returns the sysfs directory of an open block device.
 pub(super) fn shown(file: &File) -> io::Result<PathBuf> {
     let number = file.metadata()?.rdev();
     let link = format!("/sys/dev/block/{}:{}", libc::major(number), libc::minor(number));
     std::fs::canonicalize(link)
 }
 
-/// Whether the block device says that it has a volatile write cache. So it counts where it does not
-/// say.
+/// Returns whether the block device says that it has a volatile write cache. So it counts where it
+/// does not say.
 fn has_write_cache(file: &File) -> bool {
     !shown(file).is_ok_and(|shown| says_write_through(&shown))
 }
 
-/// Whether what the kernel shows of a block device in this directory says that it has no volatile
-/// cache.
+/// Returns whether what the kernel shows of a block device in this directory says that it has no
+/// volatile cache.
 fn says_write_through(shown: &Path) -> bool {
     // A partition has no queue of its own; its disk is the directory above.
     let queues = ["queue/write_cache", "../queue/write_cache"];

@@ -15,7 +15,7 @@ use crate::units::ByteCount;
 /// Zeroes in one write.
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// What is told of zeroes that are being stored: how many bytes are done.
+/// Callback for zeroes that are being stored: how many bytes are done.
 pub type FillProgress<'a> = &'a mut dyn FnMut(ByteCount);
 
 /// Extends a file to `size` bytes, each of which has a place on its file system unless it is to be
@@ -115,7 +115,7 @@ fn fill_chunk(file: &File, start: u64, chunk: &[u8]) -> io::Result<()> {
         .try_for_each(|(at, block)| file.write_all_at(block, at))
 }
 
-/// What helps where space cannot be reserved; begins with a separator where there is anything.
+/// Returns advice for an error of reservation; begins with a separator where there is anything.
 pub(super) fn help(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::ENOSPC | libc::EDQUOT) => {

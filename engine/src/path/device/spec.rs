@@ -20,8 +20,8 @@ pub struct DeviceSpec {
     path: PathBuf,
 }
 
-/// What a device is, whatever it is called: a block device's number, or a file's place on its file
-/// system.
+/// Identity of a device, independent of its name: a block device's number, or a file's place on its
+/// file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceIdentity {
     block: bool,
@@ -35,7 +35,8 @@ impl DeviceIdentity {
         Self::numbered(metadata.rdev(), metadata.dev(), metadata.ino())
     }
 
-    /// That of the block device of this number, or if that is 0 of the file of this inode.
+    /// Returns the identity of the block device of this number, or if that is 0 of the file of this
+    /// inode.
     pub(super) fn numbered(number: u64, file_system: u64, inode: u64) -> Self {
         match number {
             0 => Self { block: false, file_system, number: inode },
@@ -52,17 +53,17 @@ pub enum SpecError {
         "the comma in {name:?} separates devices, and {why}; for a comma that is part of a name write \\,"
     )]
     CommaInName {
-        /// What may be one name.
+        /// Text that may be one name.
         name: String,
-        /// What speaks for it.
+        /// Reason to take it for one name.
         why: String,
     },
-    /// Nothing between two commas, or nothing at all.
+    /// The list has an empty name between two commas, or is empty.
     #[error("device {position} of {list:?} is empty; write paths separated by commas")]
     Empty {
         /// Counted from 1.
         position: usize,
-        /// What was given.
+        /// List as given.
         list: String,
     },
     /// One device twice would stripe it against itself.
@@ -70,13 +71,13 @@ pub enum SpecError {
     Twice {
         /// The device.
         path: String,
-        /// What was given.
+        /// List as given.
         list: String,
     },
-    /// More devices than a pool can have.
+    /// The pool has more devices than a pool can have.
     #[error("{count} devices are named; a pool has at most {DEVICES_MAX}")]
     TooMany {
-        /// How many.
+        /// Number of devices.
         count: usize,
     },
 }
@@ -128,7 +129,7 @@ impl DeviceSpec {
         ControllerName::read(self.path.to_str()?)
     }
 
-    /// Whether there is something to open. A controller is asked when it is opened.
+    /// Returns whether there is something to open. A controller is asked when it is opened.
     pub fn exists(&self) -> bool {
         self.controller().is_some() || self.target().exists()
     }

@@ -1,5 +1,5 @@
-//! Who else uses a file or a block device, asked of the kernel itself: names in its tables may be
-//! of files that were renamed or unlinked, or of another mount namespace.
+//! Users of a file or a block device besides this process, as the kernel reports them: names in its
+//! tables may be of files that were renamed or unlinked, or of another mount namespace.
 
 use std::fmt;
 use std::fs::{DirEntry, File};
@@ -14,25 +14,27 @@ use nix::fcntl::{FcntlArg, Flock, FlockArg, fcntl};
 use super::DeviceIdentity;
 use super::lock::lock_of_bytes;
 
-/// Where the locks on shares begin; no device reaches there, and others lock bytes before them.
+/// Offset of the locks on shares; no device reaches there, and others lock bytes before them.
 pub const SHARE_LOCKS_OFFSET: i64 = 1 << 62;
 
-/// How long somebody must go on using a device. A process that is being started has its parent's
+/// Least time for which a use must persist. A process that is being started has its parent's
 /// descriptors for a moment.
 const TIMEOUT: Duration = Duration::from_millis(200);
-/// How long a block device must be locked by `flock`: udev does that while it looks at one.
+/// Least time for which a block device must be locked by `flock`: udev does that while it looks at
+/// one.
 const TIMEOUT_OF_UDEV: Duration = Duration::from_secs(1);
 
-/// How long a file must be open for writing. What a process had open in a ring of the kernel's is
-/// closed some time after it has ended.
+/// Least time for which a file must be open for writing. What a process had open in a ring of the
+/// kernel's is closed some time after it has ended.
 const TIMEOUT_OF_RINGS: Duration = Duration::from_secs(2);
 
-/// How another program uses a file or a block device.
+/// Use of a file or a block device by another program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceUse {
-    /// It has a lock on it, as virtual machines have on their disks' images.
+    /// The file is locked, as virtual machines have on their disks' images.
     Locked,
-    /// It can write the file: a loop device of any mount namespace, a virtual machine, an export.
+    /// The file is open for writing: a loop device of any mount namespace, a virtual machine, an
+    /// export.
     OpenForWriting,
 }
 
@@ -49,9 +51,9 @@ impl fmt::Display for DeviceUse {
     }
 }
 
-/// How somebody uses the file or block device at `path`, besides having a share of a pool on it.
-/// Only what is sure is told: a file system may know no leases, and other users' files have none to
-/// give.
+/// Returns the use of the file or block device at `path` by others, besides having a share of a
+/// pool on it. Only what is sure is told: a file system may know no leases, and other users' files
+/// have none to give.
 ///
 /// # Errors
 /// It cannot be opened.
@@ -59,7 +61,7 @@ pub fn other_use(path: &Path) -> io::Result<Option<DeviceUse>> {
     other_use_unless(path, || false)
 }
 
-/// The same, unless who uses it `is_known` at some time meanwhile.
+/// Returns the use by others, unless who uses it `is_known` at some time meanwhile.
 ///
 /// # Errors
 /// It cannot be opened.
@@ -83,8 +85,8 @@ pub(crate) fn other_use_unless(
     })
 }
 
-/// How another program has the file or block device at `path` locked, besides a share of a pool on
-/// it.
+/// Returns the use of the file or block device at `path` by a lock of another program, besides a
+/// share of a pool on it.
 ///
 /// # Errors
 /// It cannot be opened.
@@ -95,7 +97,7 @@ pub(crate) fn lock_of_others(path: &Path) -> io::Result<Option<DeviceUse>> {
 /// A use, and how long it must last to be one.
 type Found = Option<(DeviceUse, Duration)>;
 
-/// What is found again and again for as long as it must.
+/// Returns a finding that persists for as long as it must.
 fn lasting(look: impl Fn() -> io::Result<Found>) -> io::Result<Option<DeviceUse>> {
     let begun = Instant::now();
     loop {
@@ -115,20 +117,21 @@ fn lock_on(file: File) -> io::Result<Found> {
     Ok(is_locked_whole(file).then_some((DeviceUse::Locked, timeout)))
 }
 
-/// Whether somebody has a lock on bytes of it (POSIX's, or an open file description's).
+/// Returns whether somebody has a lock on bytes of it (POSIX's, or an open file description's).
 fn is_range_locked(file: &File) -> bool {
     let mut found = lock_of_bytes(libc::F_WRLCK, 0, SHARE_LOCKS_OFFSET);
     let asked = fcntl(file, FcntlArg::F_OFD_GETLK(&mut found));
     asked.is_ok() && found.l_type != libc::F_UNLCK as i16
 }
 
-/// Whether somebody has it locked by `flock`, alone or with others.
+/// Returns whether somebody has it locked by `flock`, alone or with others.
 fn is_locked_whole(file: File) -> bool {
     matches!(Flock::lock(file, FlockArg::LockExclusiveNonblock), Err((_, Errno::EAGAIN)))
 }
 
-/// Whether a regular file is open for writing, by a process or by the kernel itself. Such a file
-/// has no read lease to give; who opens it for writing in the moment that we have one waits for us.
+/// Returns whether a regular file is open for writing, by a process or by the kernel itself. Such a
+/// file has no read lease to give; who opens it for writing in the moment that we have one waits
+/// for us.
 fn is_open_for_writing(file: &File) -> bool {
     /// `F_SETSIG` of `<asm-generic/fcntl.h>`.
     const F_SETSIG: libc::c_int = 10;
@@ -145,7 +148,7 @@ fn is_open_for_writing(file: &File) -> bool {
     leased == -1 && error.kind() == io::ErrorKind::WouldBlock
 }
 
-/// Whether this process is one that can write the file: then nothing is known of others.
+/// Returns whether this process is one that can write the file: then nothing is known of others.
 fn is_open_for_writing_here(file: &File) -> io::Result<bool> {
     let identity = DeviceIdentity::of(&file.metadata()?);
     let is_it = |entry: &DirEntry| {
@@ -161,16 +164,16 @@ fn is_open_for_writing_here(file: &File) -> io::Result<bool> {
     Ok(open.any(|entry| is_it(&entry).unwrap_or(false)))
 }
 
-/// What is behind a loop device.
+/// File or device behind a loop device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoopBacking {
     /// The file or block device.
     pub identity: DeviceIdentity,
-    /// Where in it the loop device begins.
+    /// Offset at which the loop device begins.
     pub offset: u64,
 }
 
-/// What is behind an open loop device.
+/// Returns the file or device behind an open loop device.
 ///
 /// # Errors
 /// It is no loop device, or has nothing behind it.

@@ -27,7 +27,7 @@ pub(in crate::path) struct NvmeCommand {
     namespace: u32,
     reserved_words: [u32; 2],
     metadata: u64,
-    /// Where the data lies.
+    /// Address of the data.
     address: u64,
     metadata_length: u32,
     /// Bytes of data.
@@ -91,12 +91,12 @@ impl NvmeCommand {
             .with_data(range as u64, size_of::<Range>() as u32)
     }
 
-    /// With data of `length` bytes at `address`.
+    /// Adds data of `length` bytes at `address`.
     pub(in crate::path) fn with_data(self, address: u64, length: u32) -> Self {
         Self { address, length, ..self }
     }
 
-    /// To where this placement identifier says.
+    /// Adds a placement identifier.
     pub(in crate::path) fn placed(mut self, identifier: Option<u16>) -> Self {
         if let Some(identifier) = identifier {
             self.words[2] |= DATA_PLACEMENT;
@@ -105,7 +105,7 @@ impl NvmeCommand {
         self
     }
 
-    /// Past any volatile cache.
+    /// Forces a write through any volatile cache.
     pub(in crate::path) fn forced(mut self, fua: bool) -> Self {
         if fua {
             self.words[2] |= FORCE_UNIT_ACCESS;
@@ -114,14 +114,13 @@ impl NvmeCommand {
     }
 }
 
-/// What a status asks of those who would try the command again (CRD): 0, or which of the
-/// controller's delays to wait.
+/// Returns the retry delay of a status (CRD): 0, or which of the controller's delays to wait.
 pub(in crate::path) fn retry_delay(answer: i32) -> usize {
     u32::try_from(answer).map_or(0, |field| (field >> 11 & 3) as usize)
 }
 
-/// What the kernel returns for a command: 0, the status field of its completion without the phase,
-/// or an error number.
+/// Converts the kernel's result of a command: 0, the status field of its completion without the
+/// phase, or an error number.
 pub(in crate::path) fn outcome(answer: i32) -> Result<(), Status> {
     match u32::try_from(answer) {
         Ok(0) => Ok(()),

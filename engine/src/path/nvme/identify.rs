@@ -1,31 +1,30 @@
-//! What controllers and namespaces say of themselves (NVMe base 2.0, Identify; NVM command set
+//! Properties of controllers and namespaces, as reported (NVMe base 2.0, Identify; NVM command set
 //! 1.0).
 
 /// Bytes of the data that Identify returns.
 pub(in crate::path) const IDENTIFY_BYTES: usize = 4096;
-/// What is asked for (CNS) to be told a controller's [`BlockCommandFacts`].
+/// Identifier (CNS) of the query for a controller's [`BlockCommandFacts`].
 pub(in crate::path) const IDENTIFY_CONTROLLER_BLOCKS: u32 = 0x06;
 /// A page of a controller's memory is at least this large; the largest transfer is given in pages.
 const PAGE: u64 = 4096;
 
-/// What matters of a controller.
+/// Properties of a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControllerFacts {
     /// The most bytes that a command may move, if there is a limit.
     pub transfer: Option<u64>,
-    /// Whether a write that completed may still be lost when the power goes.
+    /// True if a write that completed may still be lost when the power goes.
     pub volatile_cache: bool,
-    /// Whether it knows how to deallocate.
+    /// True if the controller facts knows how to deallocate.
     pub deallocate: bool,
-    /// What it formats when it is told to.
+    /// Namespaces that a format reaches.
     pub formats: Formats,
-    /// How long it asks to be left alone before a command is retried, in milliseconds: by what its
-    /// status says (CRD 1 to 3).
+    /// Delays before a retry, in milliseconds: by what its status says (CRD 1 to 3).
     pub retry_delays_ms: [u32; 3],
 }
 
-/// What a controller says of its commands for blocks (Identify, CNS 06h): the most that some of
-/// them cover.
+/// Limits of a controller's commands for blocks (Identify, CNS 06h): the most that some of them
+/// cover.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::path) struct BlockCommandFacts {
     /// Bytes that a Write Zeroes covers (WZSL).
@@ -53,21 +52,21 @@ fn pages(exponent: u8) -> Option<u64> {
     (exponent > 0).then(|| PAGE.checked_shl(exponent.into()).unwrap_or(u64::MAX))
 }
 
-/// What a controller formats when it is told to format a namespace.
+/// Namespaces that a controller formats when it is told to format one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Formats {
-    /// It cannot.
+    /// None: the controller cannot format.
     Nothing,
-    /// That one.
+    /// The named one.
     One,
-    /// All that it has.
+    /// All namespaces of the controller.
     All,
 }
 
-/// What matters of a namespace.
+/// Properties of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamespaceFacts {
-    /// Its capacity in blocks.
+    /// The capacity in blocks.
     pub blocks: u64,
     /// The formats that it can have.
     pub formats: Vec<LbaFormat>,
@@ -80,13 +79,13 @@ pub struct NamespaceFacts {
 /// One way to divide a namespace into blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LbaFormat {
-    /// Its number.
+    /// The number.
     pub index: u8,
     /// Bytes of data in a block.
     pub block: u32,
     /// Bytes of metadata with each block.
     pub metadata: u16,
-    /// How it performs beside the others: 0 is the best, 3 the worst.
+    /// Relative performance among the formats: 0 is the best, 3 the worst.
     pub performance: u8,
 }
 

@@ -1,5 +1,5 @@
-//! What the paths that speak NVMe themselves have in common: commands, what devices say of
-//! themselves, and how operations are cut.
+//! Parts that all paths share that speak NVMe themselves: commands, what devices say of themselves,
+//! and how operations are cut.
 
 mod command;
 mod identify;

@@ -35,29 +35,29 @@ const FORMAT_TIMEOUT_MS: u32 = 600_000;
 /// A namespace could not be asked, or would not do as it was told.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
-    /// It is none.
+    /// The device is not an NVMe namespace.
     #[error("it is no NVMe namespace that the kernel drives ({0})")]
     NotNvme(io::Error),
     /// A command failed.
     #[error("{command} failed: {status}")]
     Command {
-        /// Which.
+        /// Name of the command.
         command: &'static str,
-        /// What was answered.
+        /// Status of the command.
         status: Status,
     },
-    /// What it says of itself cannot be.
+    /// The device reports impossible values.
     #[error("its answer to Identify makes no sense")]
     Nonsense,
 }
 
-/// Why Tidelog does not use a namespace.
+/// The reason why Tidelog does not use a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnusableNamespace {
-    /// Another command set.
+    /// The namespace has another command set.
     #[error("it is zoned: its blocks are written in order, and only whole zones are written again")]
     Zoned,
-    /// Yet another one.
+    /// The namespace has another command set of another kind.
     #[error("its command set, number {0}, is not the one of blocks")]
     CommandSet(u8),
     /// The kernel, or nobody, moves this along with the data.
@@ -87,12 +87,12 @@ impl<'a> Namespace<'a> {
         }
     }
 
-    /// Its number on its controller.
+    /// Returns the namespace's number on its controller.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// What its controller says of itself.
+    /// Returns the properties of the controller.
     ///
     /// # Errors
     /// It does not say.
@@ -100,14 +100,14 @@ impl<'a> Namespace<'a> {
         Ok(ControllerFacts::read(&self.identify(IDENTIFY_CONTROLLER)?))
     }
 
-    /// What its controller says of the commands for blocks; no limits where it is too old to be
-    /// asked.
+    /// Returns the controller's limits of the commands for blocks; no limits where it is too old to
+    /// be asked.
     pub(in crate::path) fn block_commands(&self) -> BlockCommandFacts {
         let data = self.identify(IDENTIFY_CONTROLLER_BLOCKS);
         data.map_or_else(|_| BlockCommandFacts::default(), |data| BlockCommandFacts::read(&data))
     }
 
-    /// What it says of itself.
+    /// Returns the properties of the namespace.
     ///
     /// # Errors
     /// It does not say.
@@ -115,7 +115,7 @@ impl<'a> Namespace<'a> {
         NamespaceFacts::read(&self.identify(IDENTIFY_NAMESPACE)?).ok_or(AdminError::Nonsense)
     }
 
-    /// Why Tidelog does not use it, if it does not.
+    /// Returns the reason why Tidelog does not use it, if it does not.
     ///
     /// # Errors
     /// It does not say what it is.
@@ -132,7 +132,7 @@ impl<'a> Namespace<'a> {
         })
     }
 
-    /// What its controller has counted of writes and wear, and of reclaim units where it has any.
+    /// Returns the controller's counters of writes and wear, and of reclaim units where it has any.
     ///
     /// # Errors
     /// It does not say.
@@ -142,8 +142,8 @@ impl<'a> Namespace<'a> {
         Ok(wear::endurance(&smart, fdp))
     }
 
-    /// Its placement handles (FDP), and what each may still write to its reclaim unit; empty where
-    /// it has none.
+    /// Returns the placement handles (FDP), and what each may still write to its reclaim unit;
+    /// empty where it has none.
     ///
     /// # Errors
     /// It does not say.
@@ -175,7 +175,7 @@ impl<'a> Namespace<'a> {
         Ok(Some(wear::fdp_statistics(&page, handles)))
     }
 
-    /// Gives it another format. EVERYTHING IT HOLDS IS LOST.
+    /// Formats the namespace with another format. EVERYTHING IT HOLDS IS LOST.
     ///
     /// # Errors
     /// The device refused, or failed half-way.
@@ -243,7 +243,7 @@ impl<'a> Namespace<'a> {
     }
 }
 
-/// How commands say the length of what they are to answer: in double words, counted from 0.
+/// Returns the length of a command's result in double words, counted from 0.
 fn words_of(bytes: usize) -> u32 {
     bytes as u32 / 4 - 1
 }

@@ -5,7 +5,7 @@ use super::identify::BlockCommandFacts;
 /// Write zeroes counts blocks in 16 bits, and 0 stands for one.
 const ZEROES_BLOCKS_MAX: u64 = 1 << 16;
 
-/// What one command of each kind may cover, in the namespace's blocks.
+/// Limits of one command of each kind, in the namespace's blocks.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::path) struct Limits {
     /// Bytes in a block: a power of two (NVMe NVM command set, LBA data size).
@@ -19,14 +19,15 @@ pub(in crate::path) struct Limits {
 }
 
 impl Limits {
-    /// Of a namespace with blocks of `block` bytes, which moves at most `transfer` bytes at once.
+    /// Returns the limits of a namespace with blocks of `block` bytes, which moves at most
+    /// `transfer` bytes at once.
     pub(in crate::path) fn new(block: u32, transfer: u32) -> Self {
         debug_assert!(block.is_power_of_two());
         let (zeroes, range) = (ZEROES_BLOCKS_MAX, u32::MAX.into());
         Self { block, transfer: u64::from(transfer / block).max(1), zeroes, range }
     }
 
-    /// The same for a controller that zeroes and deallocates no more than this at once.
+    /// Applies the limits of a controller that zeroes and deallocates no more than this at once.
     pub(in crate::path) fn within_limits_of(self, facts: &BlockCommandFacts) -> Self {
         let zeroes = facts.zeroes.map_or(u64::MAX, |bytes| bytes / u64::from(self.block));
         let range = u64::from(facts.range_blocks.unwrap_or(u32::MAX));
@@ -48,7 +49,7 @@ impl Limits {
         self.steps(offset, length, self.transfer)
     }
 
-    /// The same, moving `bytes` at once at most.
+    /// Limits transfers to `bytes`.
     #[cfg(feature = "spdk")]
     pub(in crate::path) fn at_most(self, bytes: u64) -> Self {
         let transfer = self.transfer.min(bytes / u64::from(self.block)).max(1);
@@ -89,7 +90,7 @@ pub(in crate::path) struct CommandStep {
     /// The first block.
     pub(in crate::path) lba: u64,
     pub(in crate::path) blocks: u32,
-    /// Where its bytes begin in the operation's buffer, in blocks.
+    /// Offset of the data in the operation's buffer, in blocks.
     pub(in crate::path) skipped: u64,
 }
 
@@ -107,7 +108,7 @@ impl Steps {
         (self.once || blocks > 0).then_some(step)
     }
 
-    /// The same once `step` was sent.
+    /// Returns the remainder after `step`.
     pub(in crate::path) fn after(self, step: CommandStep) -> Self {
         Self { next: step.lba + u64::from(step.blocks), once: false, ..self }
     }

@@ -1,4 +1,4 @@
-//! What a controller says of its own wear (SMART) and of its reclaim units (FDP).
+//! Wear of a controller (SMART), and of its reclaim units (FDP).
 
 use crate::path::{Endurance, FdpStatistics, ReclaimUnitHandle};
 use crate::units::ByteCount;
@@ -12,7 +12,7 @@ pub(in crate::path) const FDP_STATISTICS_BYTES: usize = 64;
 /// SMART is the controller's, not a namespace's.
 pub(in crate::path) const ALL_NAMESPACES: u32 = u32::MAX;
 
-/// What I/O management receive is asked for: the status of a namespace's reclaim unit handles.
+/// Operation of I/O management receive: the status of a namespace's reclaim unit handles.
 pub(in crate::path) const RECLAIM_UNIT_HANDLE_STATUS: u8 = 1;
 /// Room for its answer: a head and the descriptors of 127 handles.
 pub(in crate::path) const HANDLES_BYTES: usize = 4096;

@@ -17,7 +17,7 @@ use crate::units::ByteCount;
 /// Virtual time.
 pub(super) type Ticks = u64;
 
-/// How a simulated disk behaves when nothing is wrong with it.
+/// Behaviour of a simulated disk without faults.
 #[derive(Clone, Copy, Debug)]
 pub struct SimProfile {
     /// Decides latencies, hence the order of completions, and what a torn cache keeps.
@@ -26,9 +26,9 @@ pub struct SimProfile {
     pub latency_ticks_max: u64,
     /// The smallest unit that is written whole or not at all, in bytes: 512 or 4096.
     pub logical_block: u32,
-    /// Whether a write that completed may still be lost. Without, it is on the medium.
+    /// True if a write that completed may still be lost. Without, it is on the medium.
     pub volatile_cache: bool,
-    /// Whether it knows writes that are forced to the medium (FUA); if not it refuses each.
+    /// True if the disk knows writes that are forced to the medium (FUA); if not it refuses each.
     pub forced_writes: bool,
 }
 
@@ -44,12 +44,12 @@ impl Default for SimProfile {
     }
 }
 
-/// What happens to one operation to come.
+/// Fault of a future operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It fails with this error number and nothing is moved.
+    /// The operation fails with this error number and nothing is moved.
     Errno(i32),
-    /// It moves this many bytes (rounded down to 4 KiB) and says so.
+    /// The operation moves this many bytes (rounded down to 4 KiB) and says so.
     Short(u32),
     /// A read returns with one bit flipped, this once, and claims success.
     Corrupt,
@@ -58,22 +58,22 @@ pub enum Fault {
     /// A write claims success and goes to this byte offset instead of its own (rounded down to 4
     /// KiB); a read returns what is stored there.
     Misdirected(u64),
-    /// It takes this many ticks longer.
+    /// The operation takes this many ticks longer.
     Slow(u64),
 }
 
-/// What remains of writes that were not flushed.
+/// Remains of writes that were not flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PowerCut {
-    /// Nothing.
+    /// None.
     DropAll,
-    /// Everything acknowledged.
+    /// All acknowledged writes.
     KeepAll,
     /// Each block survives or not, decided by this seed. Also tears what was in flight.
     Torn(u64),
 }
 
-/// What a disk was asked to do, for tests of how much is written.
+/// Counters of a disk's operations, for tests of how much is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SimCounters {
     /// Reads completed.
@@ -122,7 +122,7 @@ pub(super) struct DiskState {
     in_flight: Vec<(u64, u64, Vec<DiskPage>)>,
 }
 
-/// Cuts the power of several disks at once when they have begun so many operations.
+/// Countdown of operations, after which the power of several disks is cut at once.
 #[derive(Clone)]
 struct Countdown {
     left: Arc<AtomicU64>,
@@ -194,7 +194,7 @@ impl SimDisk {
         self.logical_block
     }
 
-    /// Whether a write that completed may still be lost.
+    /// Returns whether a write that completed may still be lost.
     pub fn has_volatile_cache(&self) -> bool {
         self.volatile_cache
     }
@@ -224,7 +224,7 @@ impl SimDisk {
         self.state().held = true;
     }
 
-    /// Moves so many bytes per second of real time from now on; without a limit it takes no time.
+    /// Moves `rate` bytes per second of real time from now on; without a limit it takes no time.
     pub fn set_rate(&self, rate: Option<ByteCount>) {
         self.state().rate = rate;
     }
@@ -286,17 +286,17 @@ impl SimDisk {
         }
     }
 
-    /// Whether the power was cut since the disk was opened.
+    /// Returns whether the power was cut since the disk was opened.
     pub fn is_off(&self) -> bool {
         self.state().removed
     }
 
-    /// What the disk did so far.
+    /// Returns the counters of the disk.
     pub fn counters(&self) -> SimCounters {
         self.state().counters
     }
 
-    /// How many operations are in flight.
+    /// Returns the number of operations in flight.
     pub fn in_flight(&self) -> usize {
         self.state().operations
     }
@@ -365,7 +365,7 @@ impl SimDisk {
         started
     }
 
-    /// How long the operation takes, of real time.
+    /// Returns the duration of the operation, of real time.
     pub(super) fn takes(&self, operation: &Operation) -> Duration {
         let moves = matches!(operation.action.kind(), OperationKind::Read | OperationKind::Write);
         let rate = self.state().rate.filter(|_| moves);
@@ -374,7 +374,7 @@ impl SimDisk {
         })
     }
 
-    /// Which operations may complete at this time.
+    /// Returns the operations that may complete at this time.
     pub(super) fn fault_state(&self, now: Ticks) -> FaultState {
         let mut state = self.state();
         state.stall = state.stall.at(now);
@@ -472,7 +472,7 @@ impl SimDisk {
         }
     }
 
-    /// Where a misdirected operation goes: aligned, and within the disk.
+    /// Returns the place of a misdirected operation: aligned, and within the disk.
     fn elsewhere(&self, offset: u64, length: u64) -> u64 {
         let last = self.size.0.saturating_sub(length);
         offset.min(last) & !(ALIGNMENT as u64 - 1)
@@ -495,7 +495,7 @@ fn count_down(countdown: Option<Countdown>) {
     }
 }
 
-/// What a disk does with operations that are due.
+/// Treatment by a disk of operations that are due.
 #[derive(Clone, Copy)]
 pub(super) struct FaultState {
     held: bool,
@@ -505,7 +505,8 @@ pub(super) struct FaultState {
 }
 
 impl FaultState {
-    /// When a started operation may complete, or `None` while the disk is held.
+    /// Returns the time at which a started operation may complete, or `None` while the disk is
+    /// held.
     pub(super) fn due(self, started: &StartedOperation) -> Option<Ticks> {
         let lets_go = !self.hung && (!self.held || started.aborted);
         let due = if self.removed { started.due } else { self.stall.put_off(started.due) };
@@ -514,7 +515,7 @@ impl FaultState {
 }
 
 impl DiskState {
-    /// What a read brings.
+    /// Fills `bytes` as a read does.
     fn read(&mut self, started: &StartedOperation, place: u64, bytes: &mut [u8]) {
         self.media.read(place, bytes);
         if started.fault == Some(Fault::Corrupt) {

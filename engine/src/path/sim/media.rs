@@ -1,4 +1,4 @@
-//! What a simulated disk holds: pages on the medium, pages in its volatile cache, and damage.
+//! Content of a simulated disk: pages on the medium, pages in its volatile cache, and damage.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -98,7 +98,7 @@ impl DiskMedia {
         }
     }
 
-    /// The same bytes, and damage, on another disk: all of them on its medium.
+    /// Copies bytes and damage to another disk: all of them on its medium.
     pub(super) fn copy(&self) -> Self {
         let pages = self.stable.iter().chain(&self.cache);
         let stable = pages.map(|(page, bytes)| (*page, bytes.clone())).collect();
@@ -107,14 +107,14 @@ impl DiskMedia {
         Self { stable, damage: self.damage.clone(), unreadable, ..Self::default() }
     }
 
-    /// Whether the whole extent can be read.
+    /// Returns whether the whole extent can be read.
     pub(super) fn is_readable(&self, offset: u64, length: u64) -> bool {
         let end = (offset + length).div_ceil(ALIGNMENT as u64);
         let mut lost = self.unreadable.range(offset / ALIGNMENT as u64..end);
         lost.all(|page| self.cache.contains_key(page))
     }
 
-    /// Where the pages are that cannot be read.
+    /// Returns the offsets of the pages that cannot be read.
     pub(super) fn unreadable(&self) -> Vec<u64> {
         let lost = self.unreadable.iter().filter(|page| !self.cache.contains_key(page));
         lost.map(|page| page * ALIGNMENT as u64).collect()

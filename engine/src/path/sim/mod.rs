@@ -53,10 +53,10 @@ pub struct SimPath {
     disks: Vec<SimDisk>,
     capabilities: Capabilities,
     gate: Gate,
-    /// What is in flight, in the order it came: operations that are due together keep it.
+    /// Operations in flight, in the order it came: operations that are due together keep it.
     pending: Vec<Pending>,
     clock: Ticks,
-    /// Whether the caller has waited since it submitted something, and so had nothing else to do.
+    /// True if the caller has waited since it submitted something, and so had nothing else to do.
     idle: bool,
     waker: Waker,
     peers: SimPeers,

@@ -13,13 +13,13 @@ impl SimPeers {
         self.0.push(region.clone());
     }
 
-    /// Whether a buffer is of a region that was registered.
+    /// Returns whether a buffer is of a region that was registered.
     pub(super) fn reach(&self, buffer: &PeerBuffer) -> bool {
         self.0.iter().any(|region| region.holds(buffer))
     }
 }
 
-/// What its first bytes are.
+/// Returns the first bytes of the buffer.
 pub(super) fn read(buffer: &PeerBuffer, length: usize) -> Vec<u8> {
     assert!(length <= buffer.len(), "a transfer beyond its buffer");
     let mut bytes = vec![0; length];

@@ -1,5 +1,4 @@
-//! What happens to a disk, besides faults of single operations: it stalls, is replaced by an older
-//! copy, or loses blocks.
+//! Faults of a whole disk: it stalls, is replaced by an older copy, or loses blocks.
 
 use super::disk::{SimDisk, Ticks};
 use super::media::DiskMedia;
@@ -7,17 +6,17 @@ use super::media::DiskMedia;
 /// A disk that does not respond for a while.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum DiskStall {
-    /// It responds.
+    /// The disk responds.
     #[default]
     Over,
-    /// From when its path looks at it next, for so long.
+    /// The disk is silent for this time, from the next poll of its path.
     For(Ticks),
-    /// Until then.
+    /// The disk is silent until this time.
     Until(Ticks),
 }
 
 impl DiskStall {
-    /// The same as seen at a time.
+    /// Returns the state at a time.
     pub(super) fn at(self, now: Ticks) -> Self {
         match self {
             Self::For(ticks) => Self::Until(now.saturating_add(ticks)),
@@ -26,22 +25,22 @@ impl DiskStall {
         }
     }
 
-    /// When what is due then is answered.
+    /// Returns the time at which an operation that is due then completes.
     pub(super) fn put_off(self, due: Ticks) -> Ticks {
         if let Self::Until(end) = self { due.max(end) } else { due }
     }
 }
 
-/// What a disk held at some moment, as a copy of it that was made then would.
+/// Snapshot of a disk's content, as a copy of it that was made then would.
 pub struct SimSnapshot(pub(super) DiskMedia);
 
 impl SimDisk {
-    /// Does not respond for so many ticks of virtual time, then goes on as if nothing had been.
+    /// Stalls for `ticks` ticks of virtual time, then goes on as if nothing had been.
     pub fn stall(&self, ticks: u64) {
         self.state().stall = DiskStall::For(ticks);
     }
 
-    /// Whether a [`stall`](SimDisk::stall) is not over.
+    /// Returns whether a [`stall`](SimDisk::stall) is not over.
     pub fn is_stalled(&self) -> bool {
         self.state().stall != DiskStall::Over
     }
@@ -52,7 +51,7 @@ impl SimDisk {
         self.state().media.make_unreadable(offset);
     }
 
-    /// Where the blocks are that cannot be read.
+    /// Returns the offsets of the blocks that cannot be read.
     pub fn unreadable(&self) -> Vec<u64> {
         self.state().media.unreadable()
     }
@@ -63,7 +62,7 @@ impl SimDisk {
         self.state().media.restore(offset);
     }
 
-    /// Whether reads of these bytes succeed.
+    /// Returns whether reads of these bytes succeed.
     pub fn is_readable(&self, offset: u64, length: u64) -> bool {
         self.state().media.is_readable(offset, length)
     }

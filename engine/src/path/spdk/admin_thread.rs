@@ -1,6 +1,6 @@
-//! What the admin thread owns: the controllers that are attached, and those on their way in and
-//! out. It waits for none of them, so that one that is slow to answer keeps no other from being
-//! looked after.
+//! State of the admin thread: the controllers that are attached, and those on their way in and out.
+//! It waits for none of them, so that one that is slow to answer keeps no other from being looked
+//! after.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use super::reset::Reset;
 use super::sigbus::Registers;
 use crate::path::device::ControllerName;
 
-/// How often the controllers are looked after. Nothing that they have to say by themselves is
+/// Interval at which the controllers are polled. Nothing that they have to say by themselves is
 /// urgent, and a thread that wakes more often takes its time from those that have work.
 const ROUND: Duration = Duration::from_millis(100);
-/// The same while one of them comes or goes, which takes many small steps.
+/// Interval while a controller is attached or detached, which takes many small steps.
 const STEP: Duration = Duration::from_micros(100);
-/// How often removals are looked for.
+/// Interval at which removals are looked for.
 const SCAN: Duration = Duration::from_millis(200);
 
 pub(super) struct AdminThread {
@@ -38,19 +38,19 @@ pub(super) struct AdminThread {
 pub(super) struct AttachedController {
     pub(super) shared: Arc<Shared>,
     pub(super) transport: sys::spdk_nvme_transport_id,
-    /// As whom it was attached.
+    /// Host as which it was attached.
     host: Host,
-    /// Its namespaces that this process has open.
+    /// The namespaces that this process has open.
     pub(super) open: Vec<Open>,
-    /// While it is stopped and started again.
+    /// Reset in progress: the controller is stopped and started again.
     reset: Option<Reset>,
-    /// Where its registers are, on the bus.
+    /// Registers on the bus.
     registers: Option<Registers>,
 }
 
 /// A namespace that is open.
 pub(super) struct Open {
-    /// What it was called, and what everybody calls it.
+    /// Name of the controller, as all callers use it.
     pub(super) name: ControllerName,
     pub(super) identity: String,
     pub(super) namespace: NamespaceHandle,
@@ -60,7 +60,7 @@ pub(super) struct Open {
 struct Departure {
     context: *mut sys::spdk_nvme_detach_ctx,
     left: Option<Box<dyn FnOnce() + Send>>,
-    /// It is told to shut down by its registers.
+    /// Registers by which it is told to shut down.
     _registers: Option<Registers>,
 }
 
@@ -125,7 +125,7 @@ impl AdminThread {
         let _ = answer.send(Err(refused));
     }
 
-    /// Why a controller is not attached once more.
+    /// Returns the reason why a controller is not attached once more.
     fn why_not(&self, arrival: &Arrival) -> Option<AttachError> {
         let number = arrival.name.namespace();
         if let Some(attached) = self.attached_beside(arrival) {

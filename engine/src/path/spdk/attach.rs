@@ -1,4 +1,4 @@
-//! How a controller is attached, step by step on the admin thread.
+//! Steps in which the admin thread attaches a controller.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ use crate::units::ByteCount;
 const LEAVE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// What came of attaching a controller.
+/// Result of attaching a controller.
 pub(super) type AttachResult = Result<(NamespaceInfo, Arc<Shared>), AttachError>;
 
 /// A controller that is being attached, and who waits for it.
@@ -33,25 +33,25 @@ pub(super) struct Arrival {
     pub(super) name: ControllerName,
     pub(super) transport: sys::spdk_nvme_transport_id,
     pub(super) answer: SyncSender<AttachResult>,
-    /// When the next attempt begins.
+    /// Time at which the next attempt begins.
     begin: Instant,
-    /// Until then it is retried, where that may help.
+    /// Time until which attaching is retried, where that may help.
     until: Instant,
     /// The attempt that is being made.
     attempt: Option<(NonNull<sys::spdk_nvme_probe_ctx>, Wanted)>,
-    /// As whom it is attached.
+    /// Host as which it is attached.
     pub(super) host: Host,
-    /// What SPDK has said of this attempt.
+    /// Log lines of SPDK about this attempt.
     said: Said,
 }
 
-/// How far a controller has come.
+/// Progress of attaching a controller.
 pub(super) enum AttachStep {
-    /// It is on its way.
+    /// The attempt is in progress.
     Comes(Arrival),
-    /// It is there.
+    /// The controller is attached.
     Came(Arrival, NonNull<sys::spdk_nvme_ctrlr>),
-    /// It does not come.
+    /// The controller cannot be attached.
     Failed(Arrival, AttachError),
 }
 
@@ -81,7 +81,7 @@ impl Arrival {
         Ok(Self { name, transport, answer, begin, until, attempt: None, host, said })
     }
 
-    /// Whether this is to be a namespace of the same controller, attached as the same host.
+    /// Returns whether the name is a namespace of this controller, attached as the same host.
     pub(super) fn is_beside(&self, transport: &sys::spdk_nvme_transport_id, host: &Host) -> bool {
         self.host == *host && is_same(&self.transport, transport)
     }
@@ -131,8 +131,7 @@ impl Arrival {
     }
 }
 
-/// How a controller is to be attached, and where the driver puts it. Only by pointers: both sides
-/// have it at once.
+/// Request to attach a controller, and its result. Only by pointers: both sides have it at once.
 struct Wanted(NonNull<Slip>);
 
 /// The driver hands back the address of the options, with which this begins.
@@ -174,7 +173,7 @@ impl Wanted {
         Some((NonNull::new(context)?, self))
     }
 
-    /// What was attached.
+    /// Returns the controller that was attached.
     fn found(&self) -> Option<NonNull<sys::spdk_nvme_ctrlr>> {
         // SAFETY: it is freed with this; the driver writes it only while it is polled.
         NonNull::new(unsafe { (*self.0.as_ptr()).found })
@@ -224,7 +223,7 @@ pub(super) fn reach_of(transport: sys::spdk_nvme_transport_type) -> DmaIsolation
     }
 }
 
-/// Whether two transport ids name one controller.
+/// Returns whether two transport ids name one controller.
 fn is_same(one: &sys::spdk_nvme_transport_id, other: &sys::spdk_nvme_transport_id) -> bool {
     // SAFETY: both were filled in by SPDK. It says so of each address that is spelled in short.
     without_capture(|| unsafe {
@@ -237,7 +236,7 @@ pub(super) fn registers(
     handle: NonNull<sys::spdk_nvme_ctrlr>,
     transport: &sys::spdk_nvme_transport_id,
 ) -> Option<Registers> {
-    /// Those that every controller has, with its first doorbells.
+    /// Least size of the registers that every controller has, with its first doorbells.
     const LEAST: u64 = 0x2000;
     if reach_of(transport.trtype) != DmaIsolation::Bus {
         return None;
@@ -255,13 +254,13 @@ pub(super) fn text(characters: &[c_char]) -> String {
     unsafe { CStr::from_ptr(characters.as_ptr()) }.to_string_lossy().into_owned()
 }
 
-/// Where the kernel shows the PCI device at this address, which may be without a domain.
+/// Returns the sysfs directory of the PCI device at this address, which may be without a domain.
 pub(super) fn device_at(address: &str) -> PathBuf {
     let domain = if address.matches([':', '.']).count() == 2 { "0000:" } else { "" };
     Path::new("/sys/bus/pci/devices").join(format!("{domain}{address}"))
 }
 
-/// Why SPDK cannot have a PCI device, as far as the kernel tells.
+/// Returns the reason why SPDK cannot have a PCI device, as far as the kernel tells.
 fn why_not_ours(device: &Path) -> Option<String> {
     if !device.exists() {
         let address = device.file_name().unwrap_or_default().display();
@@ -281,7 +280,7 @@ fn why_not_ours(device: &Path) -> Option<String> {
     }
 }
 
-/// What the namespace is, if Tidelog can use it.
+/// Describes the namespace, if Tidelog can use it.
 pub(super) fn describe(
     name: &ControllerName,
     handle: NonNull<sys::spdk_nvme_ctrlr>,

@@ -16,22 +16,23 @@ use siphasher::sip128::{Hasher128 as _, SipHasher24};
 /// A claimed namespace: its socket's place in the table. It is given back when this is dropped.
 pub(super) struct NamespaceClaim(usize);
 
-/// Why a claim was refused.
+/// The reason why a claim was refused.
 #[derive(Debug)]
 pub(super) enum ClaimError {
-    /// This process has it; its number is 0 where that is another container's affair.
+    /// The namespace is held by the process of this number, 0 where that is another container's
+    /// affair.
     Held(i32),
     System(io::Error),
 }
 
-/// As many namespaces as a process claims at once.
+/// Limit of namespaces that a process claims at once.
 const CLAIMS_MAX: usize = 256;
-/// Who holds the name may just be giving it back, or not have said yet who it is.
+/// Time to wait for a holder that may just be giving it back, or not have said yet who it is.
 const SETTLE: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(5);
 const NONE: i32 = -1;
-/// So many are told who holds a name; nobody reads from them, so those after them are only told
-/// that it is held.
+/// Backlog of the holder's socket: as many openers learn who holds a name; nobody reads from them,
+/// so those after them are only told that it is held.
 const ASKERS: i32 = 128;
 
 /// The sockets, where a child of fork finds them: it must not keep what its parent releases.
@@ -92,7 +93,7 @@ impl Drop for NamespaceClaim {
     }
 }
 
-/// In a child of fork.
+/// Closes all claims in a child of fork.
 unsafe extern "C" fn close_all() {
     SOCKETS.iter().for_each(close);
 }

@@ -40,14 +40,14 @@ impl SpdkCommand {
         Self(words)
     }
 
-    /// The same, to lie where this placement identifier says.
+    /// Adds a placement identifier.
     pub(super) fn placed(mut self, identifier: u16) -> Self {
         self.0[12] |= DATA_PLACEMENT << 20;
         self.0[13] = u32::from(identifier) << 16;
         self
     }
 
-    /// The same, with the two fields that say which pages of memory it moves.
+    /// Adds the two fields that say which pages of memory it moves.
     pub(super) fn pages(mut self, (first, second): (u64, u64)) -> Self {
         self.0[6..8].copy_from_slice(&halves(first));
         self.0[8..10].copy_from_slice(&halves(second));

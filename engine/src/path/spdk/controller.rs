@@ -15,9 +15,9 @@ use crate::path::device::ControllerName;
 use crate::path::nvme::steps::Limits;
 use crate::units::ByteCount;
 
-/// How long a target may take to answer a connection; SPDK would wait for half a second.
+/// Time for a target to accept a connection; SPDK would wait for half a second.
 pub(super) const CONNECT: Duration = Duration::from_secs(10);
-/// How long one who waits for a controller that is being started looks away.
+/// Interval at which a thread polls a controller that is being started.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// A namespace of a controller that is this process's alone.
@@ -28,37 +28,37 @@ pub struct Controller {
     claim: Option<NamespaceClaim>,
 }
 
-/// What the driver calls the controller, and the lock on everything but input and output. Several
+/// Driver's handle of the controller, and the lock on everything but input and output. Several
 /// namespaces may have it, all of one pool: a reset takes all queue pairs, and they must be one
 /// thread's.
 pub(super) struct Shared {
     handle: NonNull<sys::spdk_nvme_ctrlr>,
     admin: Mutex<()>,
-    /// How far a reset of it has come: a [`Phase`].
+    /// Progress of a reset: a [`Phase`].
     phase: AtomicU8,
     /// Queue pairs of paths. None is left when it is started again.
     pairs: AtomicUsize,
     /// The path of the pool that has it, and how many of its namespaces.
     pool: Mutex<(u64, usize)>,
-    /// Whether it could not be stopped, and so stays with this process.
+    /// True if the controller could not be stopped, and so stays with this process.
     dead: AtomicBool,
 }
 
-/// How far a controller is from taking commands.
+/// Readiness of a controller for commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Phase {
-    /// It takes them.
+    /// The controller takes commands.
     Up,
-    /// It is being stopped, or is to be. What it was given it may still do.
+    /// The controller is being stopped, or is to be. What it was given it may still do.
     Stopping,
-    /// It does nothing, and is started once no queue pair is left.
+    /// The controller is stopped, and is started once no queue pair is left.
     Stopped,
-    /// It is being started. SPDK holds its own lock meanwhile.
+    /// The controller is being started. SPDK holds its own lock meanwhile.
     Starting,
-    /// It does not come back, and does nothing.
+    /// The controller is gone: it does not come back, and does nothing.
     Gone,
-    /// It could not be stopped.
+    /// The controller could not be stopped.
     Stuck,
 }
 
@@ -68,7 +68,7 @@ unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
 
-/// What a namespace is.
+/// Properties of a namespace.
 #[derive(Clone, Debug)]
 pub(super) struct NamespaceInfo {
     pub(super) name: String,
@@ -78,9 +78,9 @@ pub(super) struct NamespaceInfo {
     pub(super) deallocate: bool,
     pub(super) write_zeroes: bool,
     pub(super) reach: DmaIsolation,
-    /// What it is called whatever address it is reached by.
+    /// Identity of the namespace, independent of its address.
     pub(super) identity: String,
-    /// For people.
+    /// Notes for people.
     pub(super) notes: Vec<String>,
     /// The placement identifiers of its placement handles (FDP), in the order of its list.
     pub(super) placement: Vec<u16>,
@@ -89,7 +89,7 @@ pub(super) struct NamespaceInfo {
     pub(super) namespace: NamespaceHandle,
 }
 
-/// That a namespace's controller is one pool's, while this lives.
+/// Membership of a namespace's controller in one pool, while this lives.
 pub(super) struct Joined(Arc<Controller>);
 
 impl Drop for Joined {
@@ -98,7 +98,7 @@ impl Drop for Joined {
     }
 }
 
-/// How a controller reaches memory, and so how it is kept from it.
+/// Isolation of a controller from memory that it must not reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DmaIsolation {
     /// A device on the bus writes memory itself, until it is reset.
@@ -106,7 +106,7 @@ pub(super) enum DmaIsolation {
     /// Bytes come over a connection, until it is closed: by a socket, which processors fill, or by
     /// a network card that reaches memory itself.
     Connection { by_socket: bool },
-    /// Another process has the memory (vfio-user), and nothing here stops it.
+    /// Process boundary: another process has the memory (vfio-user), and nothing here stops it.
     Process,
 }
 
@@ -125,10 +125,10 @@ pub enum AttachError {
     /// SPDK itself does not work here.
     #[error(transparent)]
     Environment(#[from] EnvironmentError),
-    /// Somebody in this process has it.
+    /// The controller is in use in this process.
     #[error("it is open in this process already; over spdk a share is whole namespaces")]
     Held,
-    /// Another pool of this process has another namespace of its controller.
+    /// The controller belongs to another pool of this process, for another namespace.
     #[error(
         "its controller is another pool's of this process, for another namespace; over spdk all namespaces of a controller are one pool's: close that pool"
     )]
@@ -138,10 +138,10 @@ pub enum AttachError {
         "the kernel has its namespace, too, as {0}, by another controller or connection; unbind or disconnect that (nvme disconnect), or use it by /dev/{0}"
     )]
     Kernel(String),
-    /// This process has it by another name.
+    /// The controller is in use in this process under another name.
     #[error("it is the namespace that {0} names, which this process has open; name each once")]
     Twin(String),
-    /// Another process of this host has it.
+    /// The namespace is open in another process of this host.
     #[error(
         "{0} on this host has its namespace open; over spdk a namespace is one process's: close it there"
     )]
@@ -151,21 +151,21 @@ pub enum AttachError {
         "it did not let go of what this process had it do, and may still do it; end this process to have it again"
     )]
     Dead,
-    /// Nothing keeps other processes from it.
+    /// The claim failed: nothing keeps other processes from the namespace.
     #[error("it cannot be claimed among the processes of this host: {0}")]
     Claim(String),
-    /// Its name means nothing to SPDK.
+    /// The name means nothing to SPDK.
     #[error("SPDK does not understand {0}")]
     Name(String),
-    /// There is no such controller, or it cannot be had.
+    /// The controller does not exist, or cannot be attached.
     #[error("{0}")]
     Controller(String),
     /// The namespace is not one that Tidelog can use.
     #[error("namespace {namespace} {reason}")]
     Namespace {
-        /// Its number.
+        /// The number.
         namespace: u32,
-        /// Why not.
+        /// The reason why not.
         reason: String,
     },
 }
@@ -200,7 +200,7 @@ impl Controller {
         }
     }
 
-    /// Its capacity.
+    /// Returns the capacity.
     pub fn size(&self) -> ByteCount {
         self.facts.size
     }
@@ -227,7 +227,7 @@ impl Controller {
         (most as u32 + 1).max(2)
     }
 
-    /// Whether other hosts can reach it, too.
+    /// Returns whether other hosts can reach it, too.
     pub(crate) fn is_remote(&self) -> bool {
         matches!(self.facts.reach, DmaIsolation::Connection { .. })
     }
@@ -270,12 +270,12 @@ impl Controller {
         self.shared.pairs.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// For each that was gained, when it was freed.
+    /// Counts a queue pair that was freed, once for each that was gained.
     pub(super) fn lose_pair(&self) {
         self.shared.pairs.fetch_sub(1, Ordering::Release);
     }
 
-    /// Makes it that of a pool's path, if it is no other's.
+    /// Joins the controller to a pool's path, if it is no other's.
     pub(super) fn join(self: &Arc<Self>, path: u64) -> Option<Joined> {
         let mut pool = self.shared.pool.lock().unwrap_or_else(PoisonError::into_inner);
         if pool.1 > 0 && pool.0 != path {
@@ -286,7 +286,7 @@ impl Controller {
         Some(Joined(Arc::clone(self)))
     }
 
-    /// Says that it could not be stopped, and will stay with this process.
+    /// Marks the controller as one that could not be stopped, and will stay with this process.
     pub(super) fn give_up(&self) {
         self.shared.dead.store(true, Ordering::Relaxed);
     }
@@ -319,7 +319,7 @@ impl Shared {
         self.pairs.load(Ordering::Acquire) > 0
     }
 
-    /// Whether a pool has it already.
+    /// Returns whether a pool has it already.
     pub(super) fn is_of_a_pool(&self) -> bool {
         self.pool.lock().unwrap_or_else(PoisonError::into_inner).1 > 0
     }
@@ -372,7 +372,7 @@ impl Drop for Controller {
     }
 }
 
-/// How long a command may take before it is aborted.
+/// Returns the time after which a command is aborted.
 pub(super) fn command_timeout() -> Duration {
     Environment::get().map_or(Duration::MAX, |environment| environment.options().timeout)
 }

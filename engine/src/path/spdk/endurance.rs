@@ -1,4 +1,4 @@
-//! What a controller that SPDK drives says of its own wear (SMART) and of its reclaim units (FDP).
+//! Wear of a controller that SPDK drives (SMART), and its reclaim units (FDP).
 
 use std::io;
 
@@ -23,7 +23,7 @@ impl Controller {
         Ok(wear::fdp_statistics(&page, self.placement_handles()?))
     }
 
-    /// What the namespace says of its placement handles.
+    /// Returns the namespace's placement handles.
     pub(super) fn placement_handles(&self) -> io::Result<Vec<ReclaimUnitHandle>> {
         Ok(wear::handles(&self.reclaim_unit_handles()?, self.facts().limits.block))
     }

@@ -35,7 +35,7 @@ impl EnvironmentError {
 /// Buffers begin at whole huge pages if they are that long.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// What is done on the admin thread, and waits for nothing there.
+/// Task for the admin thread, which waits for nothing.
 pub(super) type Task = Box<dyn FnOnce(&mut AdminThread) + Send>;
 
 /// The started environment.
@@ -113,7 +113,7 @@ impl Environment {
         &self.options
     }
 
-    /// For people: version, pages.
+    /// Describes the environment for people: version, pages.
     pub(super) fn describe(&self) -> String {
         let pages = if self.huge { "huge pages" } else { "plain pages" };
         format!("SPDK {} on {pages}", sys::VERSION)

@@ -30,10 +30,10 @@ const PAGE_MAX: usize = 512;
 /// A command that is waited for. Where no answer comes its memory stays, as one may come later.
 struct Exchange(NonNull<CommandResponse>);
 
-/// What the driver is given to answer into, on whatever thread polls. Only by pointers: both sides
-/// have it at once.
+/// Response of a command, into which the driver writes on whatever thread polls. Only by pointers:
+/// both sides have it at once.
 struct CommandResponse {
-    /// The rest is the driver's while this is set.
+    /// True while the response is the driver's.
     outstanding: AtomicBool,
     status: Cell<Option<Status>>,
     page: UnsafeCell<[u8; PAGE_MAX]>,
@@ -87,7 +87,7 @@ impl Exchange {
         answer.status.get().map_or(Ok(()), |status| Err(io::Error::other(status.to_string())))
     }
 
-    /// Whether the driver may still answer.
+    /// Returns whether the driver may still answer.
     fn is_outstanding(&self) -> bool {
         self.answer().outstanding.load(Ordering::Acquire)
     }
@@ -149,8 +149,8 @@ impl Controller {
         Ok(bytes)
     }
 
-    /// What the controller says of the commands for blocks; no limits where it is too old to be
-    /// asked.
+    /// Returns the controller's limits of the commands for blocks; no limits where it is too old to
+    /// be asked.
     pub(super) fn block_commands(&self) -> BlockCommandFacts {
         let data = self.identify(IDENTIFY_CONTROLLER_BLOCKS);
         data.map_or_else(|_| BlockCommandFacts::default(), |data| BlockCommandFacts::read(&data))
@@ -192,7 +192,7 @@ impl Controller {
         Ok(data)
     }
 
-    /// What the namespace says of its reclaim unit handles, as the controller writes it.
+    /// Returns the status of the namespace's reclaim unit handles, as the controller writes it.
     pub(super) fn reclaim_unit_handles(&self) -> io::Result<Vec<u8>> {
         let memory = Environment::get().map_err(io::Error::other)?;
         let memory: DmaPool =

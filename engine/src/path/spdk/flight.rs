@@ -1,4 +1,4 @@
-//! What is known of an operation while its commands are on the controller.
+//! State of an operation while its commands are on the controller.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -9,14 +9,14 @@ use tidelog_spdk_sys as sys;
 use crate::path::Status;
 use crate::path::nvme::steps::{CommandStep, Steps};
 
-/// How far the path has gone with an operation that takes too long, or was to be aborted.
+/// Stage of aborting an operation that takes too long, or was to be aborted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum AbortStage {
     #[default]
     None,
     /// The caller wants it back.
     Asked,
-    /// It took too long and was aborted.
+    /// The operation timed out and was aborted.
     TimedOut,
 }
 
@@ -27,13 +27,13 @@ pub(super) struct CommandInFlight {
     pub(super) outstanding: Cell<u32>,
     /// Commands still to be sent.
     pub(super) unsent: Cell<Steps>,
-    /// Whether it waits for room to send them.
+    /// True if the command in flight waits for room to send them.
     pub(super) waiting: Cell<bool>,
     pub(super) failure: Cell<Option<Status>>,
     pub(super) abort_stage: Cell<AbortStage>,
     /// The last look over all flights before it began.
     pub(super) since: Cell<u32>,
-    /// Whether the controller has heard of it.
+    /// True if the controller has heard of it.
     was_sent: Cell<bool>,
     abandoned: Cell<bool>,
     board: *const Board,
@@ -81,7 +81,7 @@ impl CommandsInFlight {
 }
 
 impl CommandInFlight {
-    /// Begins anew with these commands, after so many looks over all flights.
+    /// Begins anew with these commands, after `looks` checks of all flights.
     pub(super) fn begin(&self, steps: Steps, looks: u32) {
         self.outstanding.set(0);
         self.unsent.set(steps);
@@ -103,7 +103,8 @@ impl CommandInFlight {
         self.was_sent.get()
     }
 
-    /// Nothing is left to be sent. So it ends with the last command that is out, or now.
+    /// Ends sending: nothing is left to be sent. So it ends with the last command that is out, or
+    /// now.
     pub(super) fn leave_waiting(&self) {
         self.waiting.set(false);
         if !self.is_out() {
@@ -111,12 +112,12 @@ impl CommandInFlight {
         }
     }
 
-    /// Whether the controller has commands of it.
+    /// Returns whether the controller has commands of it.
     pub(super) fn is_out(&self) -> bool {
         self.outstanding.get() > 0
     }
 
-    /// Ends it without its commands, which will never be heard of.
+    /// Ends the operation without its commands, which will never be heard of.
     pub(super) fn abandon(&self) {
         self.outstanding.set(0);
         self.abandoned.set(true);
@@ -127,7 +128,7 @@ impl CommandInFlight {
         self.abandoned.get()
     }
 
-    /// What the commands carry.
+    /// Returns the context that the commands carry.
     pub(super) fn context(&self) -> *mut c_void {
         (&raw const *self).cast_mut().cast()
     }

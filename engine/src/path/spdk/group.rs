@@ -1,6 +1,6 @@
-//! How a connection's queue pair is polled: through a poll group of its own, in which it reads its
-//! socket only when there is something to read. By itself it reads again and again, and holds up
-//! whoever is filling the socket.
+//! Poll groups: how a connection's queue pair is polled: through a poll group of its own, in which
+//! it reads its socket only when there is something to read. By itself it reads again and again,
+//! and holds up whoever is filling the socket.
 
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -10,7 +10,7 @@ use tidelog_spdk_sys as sys;
 /// The driver's poll group, for one pair. Who polls no more hears of no command again.
 pub(super) struct PollGroup {
     handle: NonNull<sys::spdk_nvme_poll_group>,
-    /// Whether the pair no longer responds. Boxed: the driver keeps the address.
+    /// True if the pair no longer responds. Boxed: the driver keeps the address.
     lost: Box<Cell<bool>>,
 }
 

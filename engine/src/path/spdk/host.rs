@@ -1,5 +1,5 @@
-//! Which host a target behind a connection is told that this is: as the name says, or else as the
-//! system does.
+//! Identity of this host for targets behind a connection: as the name says, or else as the system
+//! does.
 
 use std::ffi::c_char;
 use std::fs;
@@ -9,21 +9,22 @@ use tidelog_spdk_sys as sys;
 
 use crate::path::device::ControllerName;
 
-/// Where the system says it, for all that connects to targets.
+/// Directory of the system's identity, for all hosts that connect to targets.
 const SYSTEM: &str = "/etc/nvme";
 
-/// What is said. What is not is SPDK's to choose: an NQN and an identifier of this process's own.
+/// Identity of the host. What it lacks is SPDK's to choose: an NQN and an identifier of this
+/// process's own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Host {
     nqn: Option<String>,
     identifier: Option<[u8; 16]>,
-    /// From where it connects, if not from wherever the kernel chooses.
+    /// Source address of the connection, if not from wherever the kernel chooses.
     address: Option<String>,
     service: Option<String>,
 }
 
 impl Host {
-    /// As the name of a controller says, or the system.
+    /// Returns the host's identity as the name of a controller gives it, or the system.
     pub(super) fn of(name: &ControllerName) -> Result<Self, String> {
         Self::read(name, Path::new(SYSTEM))
     }
@@ -49,7 +50,7 @@ impl Host {
         Ok(Self { nqn, identifier: identifier.transpose()?, address, service })
     }
 
-    /// Says it in the options that a controller is attached with.
+    /// Sets the identity in the options that a controller is attached with.
     pub(super) fn put_into(&self, options: &mut sys::spdk_nvme_ctrlr_opts) {
         put(self.nqn.as_deref(), &mut options.hostnqn);
         put(self.address.as_deref(), &mut options.src_addr);
@@ -60,7 +61,7 @@ impl Host {
     }
 }
 
-/// As a text that ends with a zero; what is not said stays as it is.
+/// Writes a text that ends with a zero, if there is one.
 fn put(text: Option<&str>, into: &mut [c_char]) {
     let Some(text) = text else { return };
     into.fill(0);

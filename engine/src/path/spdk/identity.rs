@@ -1,5 +1,4 @@
-//! What a namespace is called by whatever address it is reached, and whether the kernel has it,
-//! too.
+//! Identity of a namespace, independent of its address, and detection of the kernel's use of it.
 
 use std::fs;
 use std::ops::Range;
@@ -11,17 +10,17 @@ use tidelog_spdk_sys as sys;
 use super::attach::{device_at, reach_of, text};
 use super::controller::DmaIsolation;
 
-/// Where the kernel shows its NVMe controllers and subsystems.
+/// Directory in which the kernel lists its NVMe controllers and subsystems.
 const CLASSES: &str = "/sys/class";
 
-/// What a controller returns for an Identify command (NVMe base specification, Identify), and where
+/// Response of a controller to an Identify command (NVMe base specification, Identify), and where
 /// what stands of a namespace.
 type Identified = [u8; 4096];
 const NMIC: usize = 30;
 const NGUID: Range<usize> = 104..120;
 const EUI64: Range<usize> = 120..128;
 
-/// What a controller says of a namespace and of the subsystem that it is in.
+/// Identity of a namespace and its subsystem, as the controller reports it.
 #[derive(Clone, Debug)]
 pub(super) struct NamespaceIdentity {
     reach: DmaIsolation,
@@ -31,12 +30,12 @@ pub(super) struct NamespaceIdentity {
     subsystem: String,
     shared: bool,
     number: u32,
-    /// What kind of identifier it has of its own, and which; nothing where it has none.
+    /// Kind and value of the namespace's own identifier; nothing where it has none.
     identifier: Option<(&'static str, String)>,
 }
 
 impl NamespaceIdentity {
-    /// What an attached controller says of one of its namespaces.
+    /// Reads the identity that an attached controller says of one of its namespaces.
     pub(super) fn of(
         controller: NonNull<sys::spdk_nvme_ctrlr>,
         namespace: NonNull<sys::spdk_nvme_ns>,
@@ -73,9 +72,9 @@ impl NamespaceIdentity {
         }
     }
 
-    /// What everybody calls it: the name that is claimed. Of SSDs on the bus an identifier alone is
-    /// not enough: some that are sold have the same for all of them. There the address is one
-    /// device's, unless other controllers share the namespace: then it is the subsystem's.
+    /// Returns the name that all hosts use, which is claimed. Of SSDs on the bus an identifier
+    /// alone is not enough: some that are sold have the same for all of them. There the address is
+    /// one device's, unless other controllers share the namespace: then it is the subsystem's.
     pub(super) fn name(&self) -> String {
         let Self { address, subsystem, number, .. } = self;
         let identifier = self.identifier.as_ref().map(|(kind, text)| format!("{kind} {text}"));
@@ -89,12 +88,13 @@ impl NamespaceIdentity {
         }
     }
 
-    /// What the kernel calls it, where the kernel has it by another controller or connection.
+    /// Returns the kernel's name for the namespace, where the kernel has it by another controller
+    /// or connection.
     pub(super) fn in_kernel(&self) -> Option<String> {
         self.is_shared().then(|| self.shown_in(Path::new(CLASSES))).flatten()
     }
 
-    /// Whether others may reach it: what is behind a connection is.
+    /// Returns whether others may reach it: what is behind a connection is.
     fn is_shared(&self) -> bool {
         self.shared || matches!(self.reach, DmaIsolation::Connection { .. })
     }

@@ -1,5 +1,6 @@
-//! What SPDK says. It prints by itself, and says in an answer only that something failed; so its
-//! lines are kept for the error that they explain. What nobody listens to is printed, errors only.
+//! Capture of SPDK's log. It prints by itself, and says in an answer only that something failed; so
+//! its lines are kept for the error that they explain. What nobody listens to is printed, errors
+//! only.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -16,11 +17,11 @@ const LINES_MAX: usize = 8;
 pub(super) struct Said(VecDeque<String>);
 
 thread_local! {
-    /// Whoever listens on this thread.
+    /// Log that captures lines on this thread.
     static LISTENER: RefCell<Option<Said>> = const { RefCell::new(None) };
 }
 
-/// From here on SPDK says everything to us. Once, before the environment is started.
+/// Redirects SPDK's log to this module. Once, before the environment is started.
 pub(super) fn listen() {
     // SAFETY: the listener lives as long as the process, and does not unwind.
     unsafe { sys::tidelog_spdk_listen(Some(heard as unsafe extern "C" fn(_, _))) };
@@ -52,7 +53,7 @@ impl Said {
         self.0.push_back(line);
     }
 
-    /// What was said, for the end of an error: nothing, or a colon and the lines.
+    /// Returns the captured lines, for the end of an error: nothing, or a colon and the lines.
     pub(super) fn reason(&self) -> String {
         let lines: Vec<&str> = self.0.iter().map(String::as_str).collect();
         if lines.is_empty() { String::new() } else { format!(": {}", lines.join("; ")) }

@@ -1,5 +1,5 @@
-//! Without the kernel: SPDK's NVMe driver on whole controllers, by PCI address (vfio-pci, uio) or
-//! over a fabric.
+//! Data path without the kernel: SPDK's NVMe driver on whole controllers, by PCI address (vfio-pci,
+//! uio) or over a fabric.
 //!
 //! A reactor has one queue pair on each of its controllers, polls it, and lets submissions be seen
 //! in batches. Operations are cut at what the controller takes at once. A command that takes too

@@ -1,4 +1,4 @@
-//! How SPDK's environment is to be started: said by the program, or by whoever runs it.
+//! Options of SPDK's environment, as the program or its user gives them.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -6,12 +6,12 @@ use std::time::Duration;
 use super::environment::EnvironmentError;
 use crate::units::ByteCount;
 
-/// How to start the environment. It is started by the first device that needs it, as the program
-/// said ([`configure`](super::configure)), or else as its user did: `TIDELOG_SPDK_PAGES` (`auto`,
+/// Options of the environment. It is started by the first device that needs it, as the program said
+/// ([`configure`](super::configure)), or else as its user did: `TIDELOG_SPDK_PAGES` (`auto`,
 /// `huge`, `plain`), `TIDELOG_SPDK_MEMORY_MIB`, `TIDELOG_SPDK_CORE`, `TIDELOG_SPDK_TIMEOUT_S`.
 #[derive(Clone, Copy, Debug)]
 pub struct EnvironmentOptions {
-    /// What the memory lies on.
+    /// Pages of the memory.
     pub pages: Pages,
     /// All memory for queues and staging. On huge pages it is only the beginning, and more is taken
     /// when needed. On plain ones VFIO counts each of 4 KiB as a mapping, of which it allows
@@ -21,8 +21,7 @@ pub struct EnvironmentOptions {
     /// `None`. It has one thread, so there is no mask of them; that thread may then run wherever
     /// the process may.
     pub core: Option<usize>,
-    /// How long a command may take before it is aborted; as long again, and the controller is
-    /// reset.
+    /// Time after which a command is aborted; as long again, and the controller is reset.
     pub timeout: Duration,
 }
 
@@ -37,7 +36,7 @@ impl Default for EnvironmentOptions {
     }
 }
 
-/// What the environment's memory lies on.
+/// Pages of the environment's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
     /// Huge pages if as many are free as needed, else plain ones.
@@ -49,7 +48,8 @@ pub enum Pages {
 }
 
 impl EnvironmentOptions {
-    /// As the process's environment variables say; the default where they say nothing.
+    /// Reads the options of the process's environment variables; the default where they say
+    /// nothing.
     pub(super) fn of_the_user() -> Result<Self, EnvironmentError> {
         Self::read(|name| std::env::var(name).ok())
     }
@@ -77,7 +77,7 @@ impl EnvironmentOptions {
     }
 }
 
-/// Less than 2^32, and not 0.
+/// Number less than 2^32, and not 0.
 struct Positive(u64);
 
 impl FromStr for Positive {

@@ -26,9 +26,9 @@ pub(super) struct Pair {
     /// Polls the pair, if it is a connection.
     group: Option<PollGroup>,
     controller: Arc<Controller>,
-    /// Until then it has to be connected.
+    /// Time by which it has to be connected.
     until: Instant,
-    /// What SPDK has said of it.
+    /// Log lines of SPDK about it.
     said: Said,
 }
 
@@ -111,7 +111,7 @@ impl Pair {
         self.handle.as_ptr()
     }
 
-    /// Processes at most so many completions, or all of a connection's group. Returns whether the
+    /// Processes at most `at_most` completions, or all of a connection's group. Returns whether the
     /// controller is there.
     pub(super) fn poll(&self, at_most: u32) -> bool {
         match &self.group {
@@ -192,7 +192,7 @@ impl Drop for Pair {
 /// SPDK calls this once it knows what became of an abort. The command itself comes back anyway, or
 /// times out.
 unsafe extern "C" fn aborted(context: *mut std::ffi::c_void, answer: *const sys::spdk_nvme_cpl) {
-    /// In the answer: the command was not aborted (NVMe base specification, 5.1).
+    /// Bit of a result: the command was not aborted (NVMe base specification, 5.1).
     const NOT_ABORTED: u32 = 1;
     // SAFETY: the context is one that `abort` has made, and each is answered once; the answer is
     // SPDK's, for the call.

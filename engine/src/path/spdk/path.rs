@@ -35,7 +35,7 @@ pub struct SpdkPath {
     capabilities: Capabilities,
     pub(super) gate: Gate,
     pub(super) slots: Slots,
-    /// Who has them.
+    /// Shares of the devices.
     shares: Shares,
     pub(super) flights: CommandsInFlight,
     /// Slots whose operation waits for room in its queue pair.
@@ -53,12 +53,12 @@ pub struct SpdkPath {
     polled: Polled,
     /// The device that is polled next.
     turn: usize,
-    /// Keeps their controllers from other pools.
+    /// Guards that keep the controllers from other pools.
     joined: Vec<Joined>,
 }
 
-/// After so many empty polls the clock is looked at, and other threads of this core have their
-/// turn; after so long it sleeps.
+/// Number of empty polls after which the clock is looked at, and other threads of this core have
+/// their turn; after so long it sleeps.
 const SPINS: u32 = 64;
 const SPIN_TIME: Duration = Duration::from_millis(10);
 /// The shortest sleep that there is.
@@ -125,8 +125,8 @@ impl SpdkPath {
         })
     }
 
-    /// The same for a pool, which has the controllers alone: those that its devices are namespaces
-    /// of.
+    /// Opens the path for a pool, which has the controllers alone: those that its devices are
+    /// namespaces of.
     pub(super) fn of_pool(
         controllers: Vec<Arc<Controller>>,
         depth: u32,
@@ -143,7 +143,7 @@ impl SpdkPath {
         Ok(path)
     }
 
-    /// What was done to get commands back.
+    /// Returns the counters of aborts and resets.
     pub fn timeouts(&self) -> Arc<TimeoutCounters> {
         Arc::clone(&self.timeouts)
     }
@@ -262,7 +262,7 @@ impl SpdkPath {
         Some(Completion { tag, memory, checksum: None, result })
     }
 
-    /// Whether every controller can reach the operation's buffer.
+    /// Returns whether every controller can reach the operation's buffer.
     fn can_reach(&self, operation: &Operation) -> bool {
         let needed = self.queues[usize::from(operation.device.0)].needs_registered_memory();
         let Some(memory) = operation.action.memory() else { return true };
@@ -274,7 +274,7 @@ impl SpdkPath {
         !needed || self.reachable.iter().any(holds)
     }
 
-    /// Whether nothing is in flight, and no device is to come back.
+    /// Returns whether nothing is in flight, and no device is to come back.
     fn is_idle(&self) -> bool {
         self.slots.in_flight() == 0 && !self.queues.iter().any(QueuePair::is_moving)
     }

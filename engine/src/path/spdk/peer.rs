@@ -14,8 +14,8 @@ use crate::units::ByteCount;
 const PAGE: usize = ALIGNMENT;
 /// Entries in one page of a PRP list.
 const ENTRIES: usize = PAGE / size_of::<u64>();
-/// What one command by bus addresses may move: so many entries lie in one page of one of the two
-/// tables.
+/// Size that one command by bus addresses can move: so many entries lie in one page of one of the
+/// two tables.
 pub(super) const BY_BUS_MAX: ByteCount = ByteCount((ENTRIES / 2 * PAGE) as u64);
 
 /// The regions that were registered.
@@ -26,20 +26,20 @@ struct Peer {
     way: AddressTranslation,
 }
 
-/// How controllers are told where a region lies.
+/// Translation of a region's addresses for controllers.
 enum AddressTranslation {
-    /// By the address here, which SPDK translates.
+    /// Virtual addresses, which SPDK translates.
     Translated,
-    /// By addresses on the bus, which we write into the command.
+    /// Bus addresses, which this module writes into the command.
     Bus(PageLists),
 }
 
-/// How a command is told where its memory lies.
+/// Addresses of a command's memory.
 #[derive(Clone, Copy)]
 pub(super) enum CommandAddresses<'a> {
-    /// By the address here, which SPDK translates.
+    /// Virtual addresses, which SPDK translates.
     Translated,
-    /// By addresses on the bus: those of the region, and where in it the memory begins.
+    /// Bus addresses: those of the region, and where in it the memory begins.
     Bus { lists: &'a PageLists, offset: usize },
 }
 
@@ -48,7 +48,8 @@ impl SpdkPeers {
         Self(Vec::new())
     }
 
-    /// How a command is told where memory lies; not that of a region which was not registered.
+    /// Returns the addresses of memory for a command; not that of a region which was not
+    /// registered.
     pub(super) fn way_to(&self, memory: &Memory) -> Option<CommandAddresses<'_>> {
         match memory {
             Memory::Host(_) => Some(CommandAddresses::Translated),
@@ -114,7 +115,7 @@ impl SpdkPeers {
 /// commands in flight share them.
 pub(super) struct PageLists {
     bus: u64,
-    /// Both tables, one behind the other.
+    /// Memory of both tables, one behind the other.
     tables: DmaBuffer,
     pages: usize,
 }
@@ -164,8 +165,8 @@ fn table_pages(pages: usize) -> usize {
     pages.div_ceil(ENTRIES)
 }
 
-/// Where the entry of page `first` stands, in a table where the `count` entries from there on lie
-/// in one page of memory.
+/// Returns the place of the entry of page `first`, in a table where the `count` entries from there
+/// on lie in one page of memory.
 fn place_of(first: usize, count: usize, pages: usize) -> usize {
     debug_assert!(count <= ENTRIES / 2, "a command moves BY_BUS_MAX at most");
     if first % ENTRIES + count <= ENTRIES {

@@ -24,18 +24,19 @@ use crate::path::{Action, Operation, OperationKind, PlacementHandle, Status};
 /// controller could have nothing to do until all that it has answered was seen to; with fewer, its
 /// doorbells are rung too often.
 const TAKEN_MAX: u32 = 16;
-/// How often a controller that was started again may refuse a queue pair before it is given up.
+/// Number of times that a controller that was started again may refuse a queue pair before it is
+/// given up.
 const TRIES: u32 = 3;
 
 /// A thread's queue to a controller.
 pub(super) struct QueuePair {
-    /// There is none between two connections, or while the controller is started again.
+    /// Queue pair; none exists between two connections, or while the controller is started again.
     pair: Option<Pair>,
     controller: Arc<Controller>,
-    /// As many commands as it takes at once.
+    /// Number of commands that it takes at once.
     depth: u32,
     state: State,
-    /// Whether the pair has refused a command because it is not connected any more.
+    /// True if the pair has refused a command because it is not connected any more.
     disconnected: Cell<bool>,
     /// Attempts to have a pair again that may still fail.
     tries: u32,
@@ -44,34 +45,34 @@ pub(super) struct QueuePair {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Working,
-    /// Its controller is stopped and started again, and a pair made anew.
+    /// The controller is stopped and started again, and a pair made anew.
     Returning,
-    /// Its controller has failed, and is stopped, so that it lets go of what it has. Then this is
-    /// lost.
+    /// The controller has failed, and is being stopped, so that it lets go of what it has. Then
+    /// this is lost.
     Leaving,
     /// The controller, or the connection to it, is gone for good.
     Lost,
-    /// As lost, and commands may still be on a controller that could not be stopped.
+    /// The queue is lost, and commands may still be on a controller that could not be stopped.
     Dead,
 }
 
-/// What a look at a queue came to.
+/// Result of a check for time-outs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TimeoutCheck {
     /// All is as it was.
     Same,
-    /// Its controller no longer responds.
+    /// The controller no longer responds.
     Failed,
-    /// Its controller is being reset: for another namespace, or because its own queue has failed.
+    /// The controller is being reset: for another namespace, or because its own queue has failed.
     Reset,
-    /// It is dead from now on.
+    /// The queue is dead from now on.
     Died,
 }
 
-/// What sending a command came to.
+/// Result of sending a command.
 pub(super) enum Sent {
     Yes,
-    /// There is no room now.
+    /// The queue is full.
     Full,
     Refused(Status),
 }
@@ -134,22 +135,23 @@ impl QueuePair {
         self.controller.facts().limits
     }
 
-    /// Whether the device no longer responds.
+    /// Returns whether the device no longer responds.
     pub(super) fn is_lost(&self) -> bool {
         matches!(self.state, State::Lost | State::Dead)
     }
 
-    /// Whether commands may still be on the controller, and will never be heard of.
+    /// Returns whether commands may still be on the controller, and will never be heard of.
     pub(super) fn is_dead(&self) -> bool {
         self.state == State::Dead
     }
 
-    /// Whether something becomes of it without a command: it takes commands again, or is lost.
+    /// Returns whether something becomes of it without a command: it takes commands again, or is
+    /// lost.
     pub(super) fn is_moving(&self) -> bool {
         matches!(self.state, State::Returning | State::Leaving)
     }
 
-    /// Whether what is in flight ends with a connection.
+    /// Returns whether what is in flight ends with a connection.
     pub(super) fn is_connection(&self) -> bool {
         matches!(self.controller.facts().reach, DmaIsolation::Connection { .. })
     }
@@ -158,7 +160,7 @@ impl QueuePair {
         &self.controller.facts().name
     }
 
-    /// Whether the controller reads and writes memory itself.
+    /// Returns whether the controller reads and writes memory itself.
     pub(super) fn is_on_the_bus(&self) -> bool {
         self.controller.facts().reach == DmaIsolation::Bus
     }
@@ -333,7 +335,7 @@ impl QueuePair {
         SpdkCommand::new(opcode, namespace, step, fua)
     }
 
-    /// What a write carries to name a placement handle.
+    /// Returns the placement identifier of a write for a placement handle.
     fn placement_identifier(&self, handle: Option<PlacementHandle>) -> Option<u16> {
         self.controller.facts().placement.get(usize::from(handle?.0)).copied()
     }
@@ -427,7 +429,7 @@ impl QueuePair {
         }
     }
 
-    /// What is outstanding will never be heard of.
+    /// Gives up outstanding commands, which will never complete.
     pub(super) fn give_up(&mut self) {
         self.state = State::Dead;
         self.controller.give_up();
@@ -436,7 +438,7 @@ impl QueuePair {
         std::mem::forget(Arc::clone(&self.controller));
     }
 
-    /// Leaves it to the driver for good.
+    /// Leaves the queue pair to the driver for good.
     pub(super) fn leak(self) {
         self.controller.give_up();
         std::mem::forget(self);
@@ -487,7 +489,7 @@ pub(super) fn register(base: *mut u8, length: usize, queues: &[QueuePair]) -> Re
     Ok(())
 }
 
-/// The same of a pool, which must stay where it is as long as controllers reach it.
+/// Registers a pool, which must stay where it is as long as controllers reach it.
 pub(super) fn register_pool(region: &DmaPool, queues: &[QueuePair]) -> Result<(), String> {
     // SAFETY: it only looks at what was found when the environment was started.
     let translated = unsafe { sys::spdk_iommu_is_enabled() };

@@ -12,19 +12,19 @@ use super::controller::{DmaIsolation, Phase, Shared, command_timeout};
 use super::identity::NamespaceIdentity;
 use super::log::without_capture;
 
-/// Between two attempts to connect it.
+/// Pause between two attempts to connect it.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// A reset that is under way.
 pub(super) struct Reset {
     step: Step,
-    /// Until then it is retried, counted from the first attempt.
+    /// Time until which it is retried, counted from the first attempt.
     until: Option<Instant>,
 }
 
 #[derive(Clone, Copy)]
 enum Step {
-    /// It is stopped from then on.
+    /// The controller is stopped from this time on.
     Stop(Instant),
     Stopping,
     Start,
@@ -36,12 +36,12 @@ impl Reset {
         Self { step: Step::Stop(Instant::now()), until: None }
     }
 
-    /// The same with one attempt.
+    /// Makes a reset with one attempt.
     pub(super) fn once() -> Self {
         Self { until: Some(Instant::now()), ..Self::new() }
     }
 
-    /// Whether a step can be made now, or soon.
+    /// Returns whether a step can be made now, or soon.
     pub(super) fn is_moving(&self, shared: &Shared) -> bool {
         match self.step {
             Step::Stop(begin) => Instant::now() >= begin,
@@ -84,7 +84,7 @@ impl Reset {
         next.is_ok()
     }
 
-    /// Ends it: the controller is to be detached.
+    /// Ends the reset: the controller is to be detached.
     pub(super) fn end(self, shared: &Shared) {
         if !matches!(self.step, Step::Starting) {
             return;
@@ -173,7 +173,7 @@ fn starting(attached: &AttachedController) -> Result<Phase, Failed> {
 }
 
 impl AttachedController {
-    /// Whether the namespaces that are open are those that they were.
+    /// Returns whether the namespaces that are open are those that they were.
     fn is_as_it_was(&self) -> bool {
         self.open.iter().all(|open| {
             let number = open.name.namespace();

@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tidelog_spdk_sys as sys;
 
-/// As many controllers as one process has on the bus.
+/// Limit of controllers that one process has on the bus.
 const REGISTERS_MAX: usize = 256;
 const NOBODY: i32 = 0;
 
@@ -20,24 +20,24 @@ const NOBODY: i32 = 0;
 #[derive(Debug)]
 pub(super) struct Registers(Option<usize>);
 
-/// While this lives faults of this thread are SPDK's: it attaches a controller, whose registers
+/// Guard by which faults of this thread count as SPDK's: it attaches a controller, whose registers
 /// nobody knows yet.
 pub(super) struct Attaching(());
 
-/// Where registers begin and end; both 0 for none.
+/// Start and end of a range of registers; both 0 for none.
 struct RegisterRange(AtomicUsize, AtomicUsize);
 
 static RANGES: [RegisterRange; REGISTERS_MAX] =
     [const { RegisterRange(AtomicUsize::new(0), AtomicUsize::new(0)) }; REGISTERS_MAX];
 /// The thread that attaches a controller.
 static ATTACHES: AtomicI32 = AtomicI32::new(NOBODY);
-/// Its last fault: one that comes again was not mended.
+/// The last fault: one that comes again was not mended.
 static LAST: AtomicUsize = AtomicUsize::new(0);
-/// How many need the handler, and whether it is installed.
+/// Number of users of the handler, and whether it is installed.
 static NEEDED: Mutex<(usize, bool)> = Mutex::new((0, false));
 static BEFORE: Before = Before(UnsafeCell::new(MaybeUninit::zeroed()));
 
-/// What was done before about the signal. Written only while the handler is not installed.
+/// Previous action of the signal. Written only while the handler is not installed.
 struct Before(UnsafeCell<MaybeUninit<libc::sigaction>>);
 
 // SAFETY: it is written under the lock and before anybody reads it, and a structure of zeroes is a
@@ -45,7 +45,7 @@ struct Before(UnsafeCell<MaybeUninit<libc::sigaction>>);
 unsafe impl Sync for Before {}
 
 impl Registers {
-    /// The registers at `start`, of so many bytes.
+    /// Makes the range of the registers at `start`, of `bytes` bytes.
     pub(super) fn new(start: usize, bytes: usize) -> Self {
         let is_free = |range: &RegisterRange| {
             range.0.compare_exchange(0, start, Ordering::Relaxed, Ordering::Relaxed).is_ok()
@@ -133,8 +133,8 @@ fn handler() -> libc::sighandler_t {
     handler as libc::sighandler_t
 }
 
-/// What the kernel calls. Only what may be done in a signal's handler is done here: atomics and
-/// system calls.
+/// Handler that the kernel calls. Only what may be done in a signal's handler is done here: atomics
+/// and system calls.
 extern "C" fn on_fault(signal: i32, information: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel's description of the signal; this thread's error number; SPDK's handler is
     // given what it asked for.
@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     const PAGE: usize = 4096;
-    /// What a handler ends the process with.
+    /// Exit status of a handler that was called.
     const SEEN: i32 = 7;
 
     extern "C" fn end(_: i32) {
@@ -243,7 +243,8 @@ mod tests {
         at as usize
     }
 
-    /// How a child ends that does this, and then reads the hole: its status, as `wait` tells it.
+    /// Returns the exit status, as `wait` reports it, of a child that prepares, and then reads the
+    /// hole.
     fn end_of(prepare: impl FnOnce(usize)) -> i32 {
         let at = hole();
         // SAFETY: the child takes no locks that another thread may hold: it calls the system, and

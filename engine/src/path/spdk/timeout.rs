@@ -12,13 +12,13 @@ use super::queue::TimeoutCheck;
 use crate::path::{DeviceError, Extent, OperationKind, Status};
 use crate::units::DeviceIndex;
 
-/// How often operations are looked over.
+/// Interval at which operations are checked.
 const LOOK: Duration = Duration::from_millis(100);
-/// The clock is read once in so many polls: to read it for each, or for each operation, costs as
-/// much as a tenth of what SPDK does with a command.
+/// Number of polls for which the clock is read once: to read it for each, or for each operation,
+/// costs as much as a tenth of what SPDK does with a command.
 const POLLS: u32 = 16;
-/// What was done to get commands back, since the path was opened: for tests, which tell an abort
-/// from a reset by it.
+/// Counters of aborts and resets since the path was opened: for tests, which tell an abort from a
+/// reset by it.
 #[derive(Debug, Default)]
 pub struct TimeoutCounters {
     aborts: AtomicU32,
@@ -61,12 +61,12 @@ impl TimeoutScan {
         Self { count: 0, last: Instant::now(), polls: 0 }
     }
 
-    /// How many there were.
+    /// Returns the number of events.
     pub(super) fn count(&self) -> u32 {
         self.count
     }
 
-    /// Whether it is time for the next one. For each poll.
+    /// Returns whether the timeout scan is time for the next one. For each poll.
     fn are_due(&mut self) -> bool {
         self.polls += 1;
         if self.polls < POLLS {
@@ -141,9 +141,9 @@ impl SpdkPath {
         }
     }
 
-    /// What has completed on a device whose connection ended may not be on its medium, and no flush
-    /// can tell: its target may have started anew. So nothing more is written until it is opened
-    /// again.
+    /// Stops writes: what has completed on a device whose connection ended may not be on its
+    /// medium, and no flush can tell: its target may have started anew. So nothing more is written
+    /// until it is opened again.
     fn write_no_more(&mut self, device: usize) {
         let (kind, extent) = (OperationKind::Flush, Extent::NOTHING);
         let status = Status::Errno(libc::ECONNRESET);
@@ -164,8 +164,8 @@ impl SpdkPath {
         }
     }
 
-    /// What a connection had in flight ends with it, and is not sent again; nor are writes that
-    /// were not sent yet.
+    /// Ends the operations that a connection had in flight, which are not sent again; nor are
+    /// writes that were not sent yet.
     fn end_all_but_waiting_reads(&mut self, device: usize) {
         let slots: Vec<u32> = self.slots_of(device).collect();
         for slot in slots {
@@ -232,8 +232,8 @@ impl SpdkPath {
 }
 
 impl Status {
-    /// Whether the driver itself ended the command: because it was to, or because its queue is
-    /// gone.
+    /// Returns whether the driver itself ended the command: because it was to, or because its queue
+    /// is gone.
     pub(super) fn is_ended_by_driver(self) -> bool {
         const GENERIC: u8 = sys::SPDK_NVME_SCT_GENERIC as u8;
         const BY_REQUEST: u8 = sys::SPDK_NVME_SC_ABORTED_BY_REQUEST as u8;

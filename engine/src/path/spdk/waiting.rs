@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-/// Their slots, for each device.
+/// Slots of waiting operations, for each device.
 pub(super) struct WaitingSlots(Vec<VecDeque<u32>>);
 
 impl WaitingSlots {

@@ -12,7 +12,7 @@ use super::queue::Registered;
 pub(super) struct File {
     pub(super) kind: DeviceKind,
     pub(super) descriptor: i32,
-    /// Whether the files are registered, by device index.
+    /// True if the files are registered, by device index.
     pub(super) fixed: bool,
 }
 

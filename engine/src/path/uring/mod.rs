@@ -46,7 +46,8 @@ pub struct UringPath {
     capabilities: Capabilities,
     gate: Gate,
     slots: Slots,
-    /// By slot, how many bytes of its operation are done: the kernel may do it in several goes.
+    /// Progress by slot: how many bytes of its operation are done: the kernel may do it in several
+    /// goes.
     done: Vec<u32>,
     /// Slots whose operation has another go to come.
     unfinished: Vec<u32>,
@@ -99,7 +100,7 @@ impl UringPath {
         let _ = self.queue.ring();
     }
 
-    /// Something more to be told of the path, if there is anything.
+    /// Adds a note on the path, if there is one.
     pub(in crate::path) fn note(&mut self, note: Option<String>) {
         self.capabilities.notes.extend(note);
     }

@@ -24,19 +24,19 @@ pub struct ProbedRing<
     handling: Handling,
 }
 
-/// Who takes submissions, and who handles completions.
+/// Threads that take submissions, and handling of completions.
 #[derive(Clone, Copy)]
 enum Handling {
-    /// This thread does both, completions when they are asked for. Kernels that can do this are 6.1
-    /// and newer.
+    /// Deferred: this thread does both, completions when they are asked for. Kernels that can do
+    /// this are 6.1 and newer.
     Deferred,
-    /// This thread submits, and completions interrupt it.
+    /// Interrupting: this thread submits, and completions interrupt it.
     Interrupting,
     /// A thread of the kernel does both.
     SubmissionThread,
 }
 
-/// What a path needs of the kernel.
+/// Requirements of a path on the kernel.
 pub(super) struct RingRequirements {
     pub(super) kind: PathKind,
     /// Names and codes of operations.
@@ -111,7 +111,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> ProbedRing<S, C> {
         Ok(Self { uring: ring, depth, handling })
     }
 
-    /// What was found, for people.
+    /// Describes the findings, for people.
     pub(super) fn note(&self) -> String {
         let handled = match self.handling {
             Handling::Deferred => "completions are handled when asked for (DEFER_TASKRUN)",
@@ -126,7 +126,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> ProbedRing<S, C> {
     }
 }
 
-/// How long the kernel's thread looks for submissions before it sleeps, in milliseconds.
+/// Time for which the kernel's thread polls for submissions before it sleeps, in milliseconds.
 const SUBMISSION_IDLE: u32 = 1000;
 
 /// The ring with the cheapest completion handling that this kernel knows, and which that is.
@@ -162,7 +162,8 @@ fn build<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
     Ok((builder().build(entries)?, Handling::Interrupting))
 }
 
-/// Whether the running kernel is this one or newer; what it is called otherwise does not count.
+/// Returns whether the running kernel is this one or newer; what it is called otherwise does not
+/// count.
 pub(super) fn kernel_is_at_least(version: (u32, u32)) -> bool {
     std::fs::read_to_string("/proc/sys/kernel/osrelease")
         .is_ok_and(|release| version_of(&release).is_some_and(|running| running >= version))

@@ -16,8 +16,8 @@ use crate::units::ByteCount;
 const WAKE: u64 = u64::MAX;
 const CANCEL: u64 = u64::MAX - 1;
 
-/// So many entries at most wait for [`Queue::ring`]. The kernel starts a batch's devices only when
-/// it has processed the whole batch, so that a long one leaves them idle meanwhile, and its
+/// Limit of entries that wait for [`Queue::ring`]. The kernel starts a batch's devices only when it
+/// has processed the whole batch, so that a long one leaves them idle meanwhile, and its
 /// completions come in one bunch, too. Shorter ones cost a system call more often
 /// (docs/measurements.md has the figures).
 const BATCH: u32 = 8;
@@ -32,7 +32,7 @@ pub(super) struct OwnedRing<S: squeue::EntryMarker, C: cqueue::EntryMarker> {
     fresh: u32,
     registered: Registered,
     waker: Waker,
-    /// Whether the ring watches the waker.
+    /// True if the ring watches the waker.
     watching: bool,
 }
 
@@ -181,8 +181,8 @@ impl<S: squeue::EntryMarker + From<squeue::Entry>, C: cqueue::EntryMarker> Owned
         })
     }
 
-    /// The same where nothing interrupts: the kernel looks for completions when it is asked, and
-    /// only for as long as something is `in_flight`. Such a ring cannot watch the waker either.
+    /// Waits where nothing interrupts: the kernel looks for completions when it is asked, and only
+    /// for as long as something is `in_flight`. Such a ring cannot watch the waker either.
     pub(super) fn spin(&mut self, timeout: Option<Duration>, in_flight: bool) -> io::Result<()> {
         self.fresh = 0;
         if !in_flight {

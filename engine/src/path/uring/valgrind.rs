@@ -1,12 +1,12 @@
-//! Whether this process runs under valgrind.
+//! True if this process runs under valgrind.
 
 /// The request `RUNNING_ON_VALGRIND` of `<valgrind/valgrind.h>`, and its arguments, of which it has
 /// none.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 const RUNNING_ON_VALGRIND: [u64; 6] = [0x1001, 0, 0, 0, 0, 0];
 
-/// Whether valgrind runs this process, under which a thread that waits for a ring's completions
-/// keeps all others waiting, so that nobody ends its wait.
+/// Returns whether valgrind runs this process, under which a thread that waits for a ring's
+/// completions keeps all others waiting, so that nobody ends its wait.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn is_there() -> bool {
     let mut answer = 0_u64;
@@ -27,7 +27,7 @@ pub(super) fn is_there() -> bool {
     answer != 0
 }
 
-/// The same.
+/// Returns whether the process runs under valgrind.
 #[cfg(target_arch = "aarch64")]
 pub(super) fn is_there() -> bool {
     let mut answer = 0_u64;
@@ -47,7 +47,7 @@ pub(super) fn is_there() -> bool {
     answer != 0
 }
 
-/// The same, where it cannot be asked.
+/// Returns false, as valgrind cannot be detected on this processor.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(super) fn is_there() -> bool {
     false

@@ -1,4 +1,4 @@
-//! What a sleeper waits for, an eventfd; and the announcement that it is about to.
+//! Eventfd that a sleeper waits for; and the announcement that it is about to.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -6,8 +6,8 @@ use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
 
-/// That somebody is about to sleep. What is written before it is made or taken is seen by whoever
-/// takes or makes it after.
+/// Announcement that a thread is about to sleep. What is written before it is made or taken is seen
+/// by whoever takes or makes it after.
 #[derive(Debug, Default)]
 pub(super) struct Announcement(AtomicBool);
 
@@ -17,13 +17,13 @@ impl Announcement {
         fence(Ordering::SeqCst);
     }
 
-    /// Whether it stood; it does not any more.
+    /// Returns whether the announcement stood; it does not any more.
     pub(super) fn take(&self) -> bool {
         fence(Ordering::SeqCst);
         self.0.swap(false, Ordering::SeqCst)
     }
 
-    /// Whether it stands, without taking it.
+    /// Returns whether the announcement stands, without taking it.
     pub(super) fn stands(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
@@ -54,7 +54,7 @@ impl WakeEvent {
         let _ = (&self.0).write(&1_u64.to_ne_bytes());
     }
 
-    /// Forgets that it was raised.
+    /// Clears the event.
     pub(super) fn clear(&self) {
         // Not readable is fine: it was not raised.
         let mut count = [0; 8];

@@ -13,27 +13,29 @@ use crate::units::DeviceIndex;
 /// Requests that may be moved in place at once, besides those that have a chunk.
 const DIRECT_MAX: u32 = 64;
 
-/// Where a request's bytes are for the device.
+/// Place of a request's bytes for the device.
 #[derive(Debug)]
 pub(super) enum WindowPlace {
-    /// In a chunk of the ring.
+    /// Chunk of the ring.
     Chunk(Chunk),
-    /// In the caller's own memory: the region that it is registered in, and how far into it.
+    /// Caller's own memory: the region that it is registered in, and how far into it.
     Direct { region: usize, offset: u64 },
 }
 
-/// How far a request has come.
+/// Progress of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     /// Bytes are being copied to its chunk, or its memory is not free yet.
     Filling,
-    /// It may go to the device.
+    /// The request may go to the device.
     Ready,
     /// The device has it.
     InFlight,
-    /// Its checksum is being taken, and bytes are being copied out of its chunk.
+    /// The request drains: its checksum is being taken, and bytes are being copied out of its
+    /// chunk.
     Draining,
-    /// Nobody knows whether the device has let go of it: it stays as it is for good.
+    /// The request is lost: nobody knows whether the device has let go of it: it stays as it is for
+    /// good.
     Lost,
 }
 
@@ -43,7 +45,7 @@ pub(super) struct WindowEntry {
     pub(super) request: WindowRequest,
     pub(super) place: WindowPlace,
     stage: Stage,
-    /// It was to be aborted while its chunk was being filled.
+    /// True if the request was to be aborted while its chunk was being filled.
     aborted: bool,
 }
 
@@ -52,7 +54,7 @@ impl WindowEntry {
         tag.is_none_or(|tag| self.request.tag == tag)
     }
 
-    /// What the device is doing with it, or is to do.
+    /// Returns the transfer that the device executes, or is to.
     fn transfer(&self, slot: u32) -> WindowTransfer {
         let WindowRequest { tag, device, offset, length, direction, .. } = self.request;
         let place = match &self.place {
@@ -63,7 +65,7 @@ impl WindowEntry {
     }
 }
 
-/// All of them: a fixed table.
+/// Table of all requests, of fixed size.
 pub(super) struct WindowTable {
     slots: Vec<Option<WindowEntry>>,
     free: Vec<u32>,
@@ -71,7 +73,7 @@ pub(super) struct WindowTable {
 }
 
 impl WindowTable {
-    /// How many there may be.
+    /// Returns the largest number of requests.
     pub(super) fn count(chunks: u32) -> u32 {
         chunks + DIRECT_MAX
     }
@@ -85,7 +87,7 @@ impl WindowTable {
         }
     }
 
-    /// Whether a device may have one more.
+    /// Returns whether a device may have one more.
     fn has_room(&self, device: DeviceIndex) -> bool {
         self.shares.left_for(device) > 0
     }
@@ -125,7 +127,7 @@ impl WindowTable {
         self.slots[slot as usize].as_mut()
     }
 
-    /// Those that are there, with their slots.
+    /// Iterates over the requests, with their slots.
     fn all(&self) -> impl Iterator<Item = (u32, &WindowEntry)> {
         (0..).zip(&self.slots).filter_map(|(slot, active)| Some((slot, active.as_ref()?)))
     }
@@ -142,7 +144,7 @@ impl Window {
         list.extend(self.active.at(Stage::Ready).map(|(slot, active)| active.transfer(slot)));
     }
 
-    /// What a device is doing with the request in a slot, or is to do.
+    /// Returns the transfer of the request in a slot, which a device executes, or is to.
     pub fn transfer(&self, slot: u32) -> Option<WindowTransfer> {
         Some(self.active.get(slot)?.transfer(slot))
     }
@@ -208,7 +210,7 @@ impl Window {
         true
     }
 
-    /// Where the device may reach the caller's own memory, if it may.
+    /// Returns the place at which the device may reach the caller's own memory, if it may.
     fn in_place(&self, request: &WindowRequest) -> Option<WindowPlace> {
         let (first, length) = (request.memory.address(), request.length);
         if request.memory.held() != (0..length) {

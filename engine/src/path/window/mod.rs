@@ -34,12 +34,12 @@ use active::WindowTable;
 pub use path::Windowed;
 use ring::ChunkRing;
 
-/// Which way bytes go.
+/// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DmaDirection {
-    /// From the device.
+    /// Transfer from the device to memory.
     Read,
-    /// To the device.
+    /// Transfer from memory to the device.
     Write,
 }
 
@@ -50,18 +50,19 @@ pub struct WindowRequest {
     pub tag: u64,
     /// The device.
     pub device: DeviceIndex,
-    /// Where on it: a multiple of 4 KiB.
+    /// Offset on the device: a multiple of 4 KiB.
     pub offset: u64,
-    /// How much: a multiple of 4 KiB, and no more than a chunk.
+    /// Length: a multiple of 4 KiB, and no more than a chunk.
     pub length: u32,
-    /// Which way.
+    /// Direction of the transfer.
     pub direction: DmaDirection,
-    /// From or to where. What is written, and not in it, is zeroes.
+    /// Memory of the transfer. What is written, and not in it, is zeroes.
     pub memory: GpuSlice,
 }
 
 impl WindowRequest {
-    /// What an operation of a GPU's memory asks for, under the slot that keeps the operation.
+    /// Makes the request of an operation on a GPU's memory, under the slot that keeps the
+    /// operation.
     pub fn of(slot: u32, operation: &Operation, memory: GpuSlice) -> Self {
         let direction = match operation.action {
             Action::Write { .. } => DmaDirection::Write,
@@ -78,9 +79,9 @@ impl WindowRequest {
 pub struct WindowCompletion {
     /// The request's tag.
     pub tag: u64,
-    /// Whether all of it was moved.
+    /// Result for all of its bytes.
     pub result: Result<(), Status>,
-    /// Whether a failure was the device's, and neither the GPU's nor the window's.
+    /// True if a failure was the device's, and neither the GPU's nor the window's.
     pub by_device: bool,
     /// The CRC32C of what was moved.
     pub checksum: Option<u32>,
@@ -89,46 +90,46 @@ pub struct WindowCompletion {
 /// A request, as its device is to move it.
 #[derive(Clone, Copy, Debug)]
 pub struct WindowTransfer {
-    /// Its place in the window, to tell the window by what became of it.
+    /// Slot in the window, by which it is identified at its end.
     pub slot: u32,
     /// The tag of the request.
     pub tag: u64,
     /// The device.
     pub device: DeviceIndex,
-    /// Where on it.
+    /// Offset on the device.
     pub offset: u64,
-    /// How much.
+    /// Length in bytes.
     pub length: u32,
-    /// Which way.
+    /// Direction of the transfer.
     pub direction: DmaDirection,
-    /// From or to where.
+    /// Place of the bytes.
     pub place: TransferPlace,
 }
 
-/// Where a request's bytes are for its device.
+/// Place of a request's bytes for its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransferPlace {
-    /// In this chunk of the window.
+    /// Chunk of the window.
     Chunk(u32),
-    /// In the caller's own memory: the region that it is registered in, and how far into it.
+    /// Caller's own memory: the region that it is registered in, and how far into it.
     Direct {
         /// The region.
         region: usize,
-        /// How far into it.
+        /// Offset in the region.
         offset: u64,
     },
 }
 
-/// What became of a transfer that was ready.
+/// Result of starting a transfer.
 #[derive(Clone, Copy, Debug)]
 pub enum TransferStatus {
-    /// Its device has it.
+    /// The device has taken the transfer.
     Taken,
-    /// The device moved so many of its bytes, and is done with its memory.
+    /// The device moved this number of its bytes, and is done with its memory.
     Moved(u32),
-    /// It failed, and no device uses its memory.
+    /// The transfer failed, and no device uses its memory.
     Failed(Status),
-    /// It failed, and a device may use its memory at any time from now on.
+    /// The transfer failed, and a device may use its memory at any time from now on.
     Lost(Status),
 }
 
@@ -147,7 +148,7 @@ impl Failure {
         Self { status, by_device: false }
     }
 
-    /// It was to be aborted, and no device had heard of it.
+    /// Returns the result of a transfer that was aborted before its device had it.
     fn cancelled() -> Self {
         Self { status: Status::Errno(libc::ECANCELED), by_device: false }
     }
@@ -156,30 +157,30 @@ impl Failure {
 /// Requests by way of one GPU's memory, driven by one thread.
 pub struct Window {
     copies: Box<dyn GpuCopies>,
-    /// Where the chunks begin for the GPU.
+    /// Address of the chunks for the GPU.
     base: u64,
     /// Memory of the caller's that devices reach.
     regions: Vec<Range<u64>>,
     /// Requests that may be there at once.
     depth: usize,
-    /// Those that have no place yet.
+    /// Requests that have no place yet.
     waiting: VecDeque<WindowRequest>,
     ring: ChunkRing,
-    /// How the GPU failed by which chunks were lost.
+    /// Failure of the GPU by which chunks were lost.
     gpu_failure: Option<Failure>,
     active: WindowTable,
     completions: Vec<WindowCompletion>,
 }
 
 impl Window {
-    /// How many slots `copies` of a window of this size need.
+    /// Returns the number of slots that `copies` of a window of this size need.
     pub fn slots(size: WindowSize) -> u32 {
         WindowTable::count(size.chunks)
     }
 
-    /// A window that begins at `base` of the GPU's memory, with room for `depth` requests of so
-    /// many devices, of which none gets all chunks. `copies` has as many [`slots`](Self::slots) as
-    /// it takes.
+    /// Makes a window that begins at `base` of the GPU's memory, with space for `depth` requests of
+    /// `devices` devices, of which none gets all chunks. `copies` has as many
+    /// [`slots`](Self::slots) as it takes.
     pub fn new(
         copies: Box<dyn GpuCopies>,
         base: u64,
@@ -200,12 +201,12 @@ impl Window {
         }
     }
 
-    /// What it is made of.
+    /// Returns the size of the window.
     pub fn size(&self) -> WindowSize {
         self.ring.size()
     }
 
-    /// How far into the window a chunk begins.
+    /// Returns the offset of a chunk in the window.
     pub fn offset_of(&self, chunk: u32) -> u64 {
         u64::from(chunk) * u64::from(self.size().chunk)
     }
@@ -219,17 +220,17 @@ impl Window {
         self.waiting.len() + self.active.len()
     }
 
-    /// Whether nothing is on its way, not even what was answered.
+    /// Returns whether nothing is on its way, not even what was answered.
     pub fn is_idle(&self) -> bool {
         self.in_flight() == 0
     }
 
-    /// Whether the GPU is at work, which wakes nobody when it is done.
+    /// Returns whether the GPU is at work, which wakes nobody when it is done.
     pub fn is_copying(&self) -> bool {
         self.active.is_any_copied()
     }
 
-    /// Whether devices have transfers, or may still use their memory.
+    /// Returns whether devices have transfers, or may still use their memory.
     pub fn is_any_in_flight(&self) -> bool {
         self.active.is_any_in_flight() || self.ring.is_any_lost()
     }
@@ -274,7 +275,7 @@ impl Window {
         self.completions.pop()
     }
 
-    /// Whether there are completions to hand out.
+    /// Returns whether there are completions to hand out.
     pub fn has_completions(&self) -> bool {
         !self.completions.is_empty()
     }
@@ -361,7 +362,7 @@ mod tests {
         list
     }
 
-    /// Whether a request waits for a chunk, its chunk is being filled, or it is ready.
+    /// Cancels a request that waits for a chunk, whose chunk is being filled, or that is ready.
     #[test]
     fn what_is_cancelled_before_a_device_has_it_is_no_failure_of_the_device_and_never_gets_there() {
         for rounds in 0..3 {

@@ -1,12 +1,11 @@
-//! What the GPU does for a request: how its bytes get to its chunk, and from there to where they
-//! belong.
+//! GPU's part in a request: how its bytes get to its chunk, and from there to where they belong.
 
 use super::active::{WindowEntry, WindowPlace};
 use super::{DmaDirection, Window};
 use crate::memory::{ChunkPlace, GpuBytes, GpuCopy, GpuDirection, GpuRange};
 
 impl Window {
-    /// Where a request's bytes are for the GPU.
+    /// Returns the address of a request's bytes for the GPU.
     fn address_of(&self, place: &WindowPlace) -> u64 {
         match place {
             WindowPlace::Chunk(chunk) => self.base + self.ring.offset(chunk),
@@ -14,8 +13,8 @@ impl Window {
         }
     }
 
-    /// What makes a request ready for its device that writes, or has its place in the caller's own
-    /// memory: once that is free, what is written is copied to the chunk.
+    /// Returns the copy that makes a request ready for its device that writes, or has its place in
+    /// the caller's own memory: once that is free, what is written is copied to the chunk.
     pub(super) fn filling(&self, active: &WindowEntry) -> GpuCopy {
         let WindowEntry { request, place, .. } = active;
         let (memory, address) = (request.memory, self.address_of(place));
@@ -39,8 +38,8 @@ impl Window {
         }
     }
 
-    /// What is done with a request that a device has brought: its bytes out of its chunk, and the
-    /// checksum of what lies there.
+    /// Returns the copy that drains a request that a device has brought: its bytes out of its
+    /// chunk, and the checksum of what lies there.
     pub(super) fn draining(&self, active: &WindowEntry) -> GpuCopy {
         let WindowEntry { request, place, .. } = active;
         let (memory, address) = (request.memory, self.address_of(place));

@@ -22,9 +22,10 @@ use crate::units::ByteCount;
 
 /// Tags from here on are ours, for the transfers that the path inside gets: the rest is the slot.
 const OURS: u64 = 1 << 63;
-/// How long a thread that waits for the GPU alone naps between two looks: copies wake nobody.
+/// Time that a thread sleeps between two polls while it waits for the GPU alone: copies wake
+/// nobody.
 const NAP: Duration = Duration::from_micros(20);
-/// So many looks without a sleep come first, for copies that are about to end.
+/// Number of polls without a sleep, for copies that are about to end.
 const LOOKS: u32 = 50;
 
 /// A path that does peer DMA, with a window to a GPU once it was told of one.

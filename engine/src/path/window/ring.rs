@@ -19,13 +19,13 @@ impl Chunk {
     }
 }
 
-/// Which chunks of a window are in use.
+/// Ring of a window's chunks, free and in use.
 #[derive(Debug)]
 pub(super) struct ChunkRing {
     size: WindowSize,
     free: Vec<u32>,
     shares: Shares,
-    /// Whether a device may touch a chunk at any time that is nobody's.
+    /// True if a device may touch a chunk at any time that is nobody's.
     is_any_lost: bool,
 }
 
@@ -35,7 +35,7 @@ impl ChunkRing {
         Self { size, free: (0..size.chunks).rev().collect(), shares, is_any_lost: false }
     }
 
-    /// What it is made of.
+    /// Returns the size of the window.
     pub(super) fn size(&self) -> WindowSize {
         self.size
     }
@@ -67,17 +67,17 @@ impl ChunkRing {
         self.is_any_lost = true;
     }
 
-    /// Whether one was given up: the window's memory is the devices' for good.
+    /// Returns whether a chunk is lost: the window's memory is the devices' for good.
     pub(super) fn is_any_lost(&self) -> bool {
         self.is_any_lost
     }
 
-    /// Whether every chunk that could ever be handed out is gone.
+    /// Returns whether every chunk that could ever be handed out is gone.
     pub(super) fn is_exhausted(&self) -> bool {
         self.shares.total() == 0
     }
 
-    /// How far into the window a chunk begins.
+    /// Returns the offset of a chunk in the window.
     pub(super) fn offset(&self, chunk: &Chunk) -> u64 {
         u64::from(chunk.0) * u64::from(self.size.chunk)
     }

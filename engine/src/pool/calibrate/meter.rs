@@ -1,4 +1,4 @@
-//! How fast the devices of a pool take and give bytes together, past log and reactor.
+//! Combined throughput of a pool's devices, past log and reactor.
 
 use std::fs::File;
 use std::io::Read;
@@ -11,7 +11,7 @@ use crate::path::{Action, Completion, DataPath, Extent, Operation, OperationKind
 use crate::schedule::DrainError;
 use crate::units::{ByteCount, DeviceIndex};
 
-/// How long one figure is measured, at least.
+/// Least time for which one figure is measured.
 const SLICE: Duration = Duration::from_millis(50);
 /// A device that does not respond for so long is given up.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -115,7 +115,7 @@ struct Walk {
     chunk: ByteCount,
     depth: u32,
     places: Vec<u64>,
-    /// How many operations each device was given.
+    /// Number of operations that each device was given.
     turns: Vec<usize>,
 }
 
@@ -134,7 +134,7 @@ impl Walk {
     }
 }
 
-/// Where chunks of this size start.
+/// Returns the offsets of chunks of this size.
 fn places(area: &[Extent], chunk: ByteCount) -> Vec<u64> {
     let of = |extent: &Extent| {
         let (start, count) = (extent.offset.0, extent.length.0 / chunk.0);

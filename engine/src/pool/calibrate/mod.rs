@@ -22,10 +22,10 @@ use crate::schedule::{ControlError, DrainError, StartError};
 use crate::units::ByteCount;
 use sweep::CalibrationSweep;
 
-/// So much of each device is written at most.
+/// Limit of the area of each device that is written.
 const AREA: u64 = 256 << 20;
 
-/// How fast the devices were together, for one size of operations and one depth.
+/// Combined throughput of the devices, for one size of operations and one depth.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measurement {
     /// Bytes in each operation.
@@ -38,7 +38,7 @@ pub struct Measurement {
     pub read: f64,
 }
 
-/// What was measured, and what follows from it.
+/// Result of a calibration, with the sizes and depths that follow from it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Calibration {
     /// Stripe units at one depth, if there was a choice; then depths with the stripe unit that was
@@ -50,22 +50,22 @@ pub struct Calibration {
     pub depth: u32,
 }
 
-/// How far a calibration is.
+/// Progress of a calibration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CalibrateProgress {
     /// Measurements that are done.
     pub done: usize,
-    /// How many there will be, at most.
+    /// Number of measurements, at most.
     pub total: usize,
 }
 
-/// Why devices could not be calibrated. What a pool holds is as it was.
+/// The reason why devices could not be calibrated. What a pool holds is as it was.
 #[derive(Debug, Error)]
 pub enum CalibrateError {
     /// The pool cannot be had.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// Too little is free.
+    /// The pool has too little free space.
     #[error(
         "there is no room to measure in: at least 8 stripe units of each device must be free, in whole segments"
     )]
@@ -85,7 +85,7 @@ pub enum CalibrateError {
     /// The data path failed.
     #[error("the data path failed: {0}")]
     Path(io::Error),
-    /// It takes no operations.
+    /// The data path takes no operations.
     #[error("the data path refused an operation: {0}")]
     Refused(String),
     /// A device failed.
@@ -106,9 +106,9 @@ pub enum CalibrateError {
     /// Measuring failed, and the data path did not end.
     #[error("{why}; {left}")]
     Left {
-        /// Why it failed.
+        /// The reason why it failed.
         why: Box<CalibrateError>,
-        /// What the devices may still do.
+        /// Operations that the devices may still execute.
         left: DrainError,
     },
 }

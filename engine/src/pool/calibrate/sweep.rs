@@ -1,4 +1,4 @@
-//! Which sizes and depths are tried, and which of them is taken.
+//! Sizes and depths that are tried, and the choice of one.
 
 use super::meter::{Clock, Meter};
 use super::{CalibrateError, CalibrateProgress, Calibration, Measurement};
@@ -14,25 +14,25 @@ pub(super) const STRIPE_UNITS: [ByteCount; 6] = [
     ByteCount::mib(1),
     ByteCount::mib(2),
 ];
-/// With more in flight an urgent read would wait behind too many others.
+/// Limit of the depth: with more in flight an urgent read would wait behind too many others.
 const DEPTH_MAX: u32 = 64;
 /// The depths that are tried.
 const DEPTHS: [u32; 7] = [1, 2, 4, 8, 16, 32, DEPTH_MAX];
 /// The depth at which stripe units are compared.
 const DEPTH: u32 = 32;
-/// What counts as fast as the fastest.
+/// Share of the best throughput that counts as equally fast.
 const ENOUGH: f64 = 0.97;
-/// How often each is measured, in turn with all others. Odd, as the median counts.
+/// Number of measurements of each point, in turn with all others. Odd, as the median counts.
 const ROUNDS: usize = 3;
 /// Memory in flight, over all devices.
 const MEMORY_MAX: u64 = 256 << 20;
 /// An area has room for so many chunks at least, or a device's cache would be all that is measured.
 const CHUNKS_MIN: u64 = 8;
 
-/// What is measured, and on what.
+/// Sweep over sizes and depths, with the area that it uses.
 pub(super) struct CalibrationSweep<'a> {
     pub(super) devices: usize,
-    /// May be written; the same on each device.
+    /// Area that may be written, the same on each device.
     pub(super) area: &'a [Extent],
     /// The smallest is taken that is fast enough.
     pub(super) units: &'a [ByteCount],
@@ -99,7 +99,7 @@ impl CalibrationSweep<'_> {
         Ok(Calibration { measurements, stripe_unit, depth })
     }
 
-    /// Those for which there is memory, and room in the area.
+    /// Returns the points for which there is memory, and room in the area.
     fn points(&self, asked: impl Iterator<Item = Point>) -> Vec<Point> {
         let room = |chunk: ByteCount| self.area.iter().map(|it| it.length.0 / chunk.0).sum::<u64>();
         let in_flight = |(chunk, depth): Point| chunk.0 * u64::from(depth) * self.devices as u64;

@@ -24,16 +24,16 @@ struct Model {
     each: Duration,
     bandwidth: u64,
     now: Arc<AtomicU64>,
-    /// How many operations each takes at once.
+    /// Number of operations that each device takes at once.
     places: u32,
 }
 
 struct ModelPath {
     inner: SimPath,
     model: Model,
-    /// When the bus of each device is free again.
+    /// Time at which the bus of each device is free again.
     free_at: Vec<u64>,
-    /// What is in flight, and when it ends.
+    /// Operations in flight, with the time of their end.
     due: Vec<(u64, Operation)>,
 }
 

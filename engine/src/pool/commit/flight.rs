@@ -29,13 +29,14 @@ impl<T> ResultSender<T> {
     }
 }
 
-/// Both ends of what will be told.
+/// Makes both ends of a channel for a result.
 pub(in crate::pool) fn told<T>(commits: &Arc<Commits>) -> (ResultSender<T>, Receiver<T>) {
     let (send, told) = sync_channel(1);
     (ResultSender { send, _wake: Wake(Arc::clone(commits)) }, told)
 }
 
-/// What was told, if it was: the reactor never goes without an answer, except into a panic.
+/// Returns the result, if it was sent: the reactor never goes without an answer, except into a
+/// panic.
 pub(super) fn answer<T>(
     told: &Receiver<Result<T, TransferError>>,
 ) -> Option<Result<T, TransferError>> {
@@ -68,7 +69,7 @@ impl CommitIo {
         }
     }
 
-    /// How it ended, if it has. Answered once.
+    /// Returns the result, if it has ended. Answered once.
     pub(super) fn end(&self) -> Option<Result<(), ControlError>> {
         match self {
             Self::Refused(refused) => Some(Err(refused.clone().into())),

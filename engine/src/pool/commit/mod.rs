@@ -37,7 +37,7 @@ pub(super) use flight::told;
 use pipeline::Pipeline;
 pub(super) use work::{SealChange, StagedPut, Work, WrittenPut};
 
-/// How long closing waits for the commits that were started.
+/// Time for which closing waits for the commits that were started.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A commit in flight. It may be polled, waited for, or dropped at any time: dropping it detaches,
@@ -53,8 +53,8 @@ pub struct Commit {
 }
 
 impl Commit {
-    /// How the commit ended, or `None` while it has not. `Ok` means that its changes survive any
-    /// crash, and that they can be seen.
+    /// Returns the result of the commit, or `None` while it has not ended. `Ok` means that its
+    /// changes survive any crash, and that they can be seen.
     pub fn poll(&self) -> Option<Result<(), CommitError>> {
         match self.forked() {
             Some(forked) => Some(Err(forked)),
@@ -92,7 +92,7 @@ impl Commit {
         self.outcome_after(self.ticket.wait())
     }
 
-    /// How it ended, once its ticket has.
+    /// Returns the result of the commit, once its ticket has ended.
     fn outcome_after(&self, ended: TransferOutcome) -> Result<usize, CommitError> {
         // Only a commit whose pool was torn down around it, or that nothing moves, has no outcome
         // now.
@@ -141,7 +141,7 @@ pub(super) struct Commits {
     shared: Arc<Shared>,
     stripes: StripeMap,
     pipeline: Mutex<Pipeline>,
-    /// Something has ended that the pipeline has not looked at.
+    /// True if something has ended that the pipeline has not looked at.
     news: AtomicBool,
 }
 
@@ -168,15 +168,16 @@ impl Commits {
         commit
     }
 
-    /// Whether the last commit in flight that names this tensor leaves one; `None` if none names
-    /// it.
+    /// Returns whether the last commit in flight that names this tensor leaves one; `None` if none
+    /// names it.
     pub(super) fn outcome(self: &Arc<Self>, id: TensorId) -> Option<bool> {
         let outcome = self.pipeline().outcome(id);
         self.catch_up();
         outcome
     }
 
-    /// Whether the last commit in flight that names this seal leaves one; `None` if none names it.
+    /// Returns whether the last commit in flight that names this seal leaves one; `None` if none
+    /// names it.
     pub(super) fn seal_outcome(self: &Arc<Self>, name: &str) -> Option<bool> {
         let outcome = self.pipeline().seal_outcome(name);
         self.catch_up();
@@ -203,13 +204,14 @@ impl Commits {
         }
     }
 
-    /// Why only opening the pool again shows what is on the media, if that is so.
+    /// Returns the reason why only opening the pool again shows what is on the media, if that is
+    /// so.
     pub(super) fn doubt(self: &Arc<Self>) -> Option<String> {
         self.catch_up();
         self.pipeline().doubt()
     }
 
-    /// How far the change log goes.
+    /// Returns the mark of the change log's end.
     pub(super) fn mark(self: &Arc<Self>) -> LogMark {
         self.catch_up();
         self.pipeline().mark()
@@ -219,9 +221,9 @@ impl Commits {
         work.devices(&self.stripes)
     }
 
-    /// Something has ended: takes the pipeline on as far as it goes now. Never waits, so that it
-    /// may be called anywhere, also by what is dropped while the pipeline is locked: whoever has
-    /// the lock looks again once it let go.
+    /// Advances the pipeline as far as it goes now. Never waits, so that it may be called anywhere,
+    /// also by what is dropped while the pipeline is locked: whoever has the lock looks again once
+    /// it let go.
     fn advance(self: &Arc<Self>) {
         self.news.store(true, Ordering::SeqCst);
         self.catch_up();

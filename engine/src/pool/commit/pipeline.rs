@@ -27,10 +27,10 @@ pub(super) struct Pipeline {
     log: ChangeLog,
     /// Devices with a volatile cache.
     volatile: DeviceSet,
-    /// Their writes may still be on their way.
+    /// Commits whose writes may still be in flight.
     waiting: VecDeque<Pending>,
     flushing: Option<Flushing>,
-    /// Their data is on the media of every device.
+    /// Commits whose data is on the media of every device.
     flushed: VecDeque<Pending>,
     recording: Option<Recording>,
     closed: bool,
@@ -53,7 +53,7 @@ struct DeviceFlush {
 /// A group whose record is on its way to the media.
 struct Recording {
     group: Vec<Pending>,
-    /// What is still to be written when the write in flight has ended.
+    /// Writes that follow the one in flight.
     left: Vec<MetaWrite>,
     /// The devices that are written.
     touched: DeviceSet,
@@ -68,7 +68,7 @@ enum Step {
     /// A write that is on the medium when it ends.
     Force,
     Write,
-    /// Of what was written.
+    /// Flush of these writes.
     Flush,
 }
 
@@ -122,12 +122,13 @@ impl Pipeline {
         CommitStats { in_doubt: self.doubt(), ..self.stats.clone() }
     }
 
-    /// Why only opening the pool again shows what is on the media, if that is so.
+    /// Returns the reason why only opening the pool again shows what is on the media, if that is
+    /// so.
     pub(super) fn doubt(&self) -> Option<String> {
         self.log.stopped().map(str::to_owned)
     }
 
-    /// How far the change log goes, for an event to come.
+    /// Returns the mark of the change log's end, for an event to come.
     pub(super) fn mark(&self) -> LogMark {
         self.log.mark(self.in_flight().next().is_none())
     }
@@ -142,7 +143,7 @@ impl Pipeline {
         {}
     }
 
-    /// Everything in flight, from the last on.
+    /// Iterates over the commits in flight, from the last on.
     fn in_flight(&self) -> impl Iterator<Item = &Pending> {
         let flushing = self.flushing.iter().flat_map(|it| it.group.iter().rev());
         let recording = self.recording.iter().flat_map(|it| it.group.iter().rev());
@@ -188,7 +189,7 @@ impl Pipeline {
         moved
     }
 
-    /// Once every device has answered: what is flushed may be recorded.
+    /// Ends the flush once every device has responded: what is flushed may be recorded.
     fn end_flush(&mut self) -> bool {
         let Some(flushing) = &mut self.flushing else { return false };
         for flush in &mut flushing.flushes {
@@ -249,8 +250,8 @@ impl Pipeline {
         true
     }
 
-    /// What makes the first `count` commits durable, on top of what is; nothing if they change
-    /// nothing.
+    /// Returns the append that makes the first `count` commits durable, on top of what is; nothing
+    /// if they change nothing.
     fn append_of(&mut self, commits: &Commits, count: usize) -> Result<Option<Append>, IndexFull> {
         let mut contents = commits.shared.contents();
         let mut before = Before::default();
@@ -348,7 +349,7 @@ impl Pipeline {
         true
     }
 
-    /// This group is durable, and so is everything before it.
+    /// Acknowledges a group that is durable, and so is everything before it.
     fn acknowledge(&mut self, group: Vec<Pending>) {
         self.stats.commits += group.len() as u64;
         self.stats.group_max = self.stats.group_max.max(group.len() as u64);
@@ -366,7 +367,8 @@ fn refuse(group: Vec<Pending>, refused: &SubmitError) {
     }
 }
 
-/// Whether the kernel or the device does not know this kind of write, so that nothing happened.
+/// Returns whether the kernel or the device does not know this kind of write, so that nothing
+/// happened.
 fn is_unsupported(error: &ControlError) -> bool {
     match error {
         ControlError::Transfer(TransferError::Device { error, .. }) => {

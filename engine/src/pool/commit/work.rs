@@ -1,4 +1,4 @@
-//! What one commit changes: a batch's puts and deletes, or where reclamation has moved tensors.
+//! Changes of one commit: a batch's puts and deletes, or where reclamation has moved tensors.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use crate::pool::seal::SealInFlight;
 use crate::schedule::TransferError;
 use crate::units::DeviceSet;
 
-/// For the tensors that earlier commits name: whether these leave one.
+/// Outcomes of earlier commits: whether they leave a tensor.
 type Outcomes = HashMap<TensorId, bool>;
 
-/// What the commits leave that come earlier in a record.
+/// Outcomes of the commits that come earlier in a record.
 #[derive(Default)]
 pub(super) struct Before {
     tensors: Outcomes,
-    /// The same for seals.
+    /// Outcomes for seals.
     seals: HashMap<Box<str>, bool>,
     /// The place of the last seal among the commits of seals.
     seal_order: u64,
@@ -30,7 +30,7 @@ pub(super) struct Before {
     held: HashSet<u64>,
 }
 
-/// What a batch does to a seal.
+/// Change of a seal by a batch.
 pub(in crate::pool) enum SealChange {
     Seal(SealInFlight),
     Drop(Box<str>),
@@ -54,9 +54,9 @@ pub(in crate::pool) struct StagedPut {
     pub(in crate::pool) key: TensorKey,
     /// Gets the complete write with its checksums, or why there is none.
     pub(in crate::pool) written: Receiver<Result<WrittenPut, TransferError>>,
-    /// Which write it is.
+    /// Key of the write.
     pub(in crate::pool) put: ReservationKey,
-    /// Whether a seal of the batch holds it.
+    /// True if a seal of the batch holds it.
     pub(in crate::pool) sealed: bool,
 }
 
@@ -64,11 +64,11 @@ pub(in crate::pool) struct StagedPut {
 pub(in crate::pool) struct WrittenPut {
     pub(in crate::pool) write: PendingWrite,
     pub(in crate::pool) checksums: Vec<u32>,
-    /// Whether it is what the batch leaves under its id; if not, seals of the batch hold it.
+    /// True if the put is what the batch leaves under its id; if not, seals of the batch hold it.
     pub(in crate::pool) stands: bool,
 }
 
-/// What a commit changes. Dropped without having been applied, it releases what it holds.
+/// Changes of a commit. Dropped without having been applied, it releases what it holds.
 pub(in crate::pool) enum Work {
     Batch(BatchWork),
     Moves { moves: ReclamationMoves, entries: Vec<TensorEntry> },
@@ -76,15 +76,15 @@ pub(in crate::pool) enum Work {
 
 pub(in crate::pool) struct BatchWork {
     shared: Arc<Shared>,
-    /// With whether each stands.
+    /// Puts that are being written, and whether each is current.
     writing: VecDeque<(StagedPut, bool)>,
     written: Vec<WrittenPut>,
     deletes: Vec<TensorId>,
-    /// Those of them that the record names.
+    /// Deleted tensors that the record names.
     deleted: Vec<TensorId>,
-    /// What it leaves of the tensors that it names.
+    /// Outcomes for the tensors that it names.
     fates: Outcomes,
-    /// At most one of each name.
+    /// Changes of seals, at most one of each name.
     seals: Vec<SealChange>,
 }
 
@@ -114,8 +114,8 @@ impl Work {
         })
     }
 
-    /// Whether it leaves this tensor; `None` if it says nothing about it. A move changes nothing
-    /// that anybody can see.
+    /// Returns whether the work leaves this tensor; `None` if it says nothing about it. A move
+    /// changes nothing that anybody can see.
     pub(super) fn outcome(&self, id: TensorId) -> Option<bool> {
         match self {
             Self::Batch(batch) => batch.fates.get(&id).copied(),
@@ -123,13 +123,13 @@ impl Work {
         }
     }
 
-    /// The same for a seal.
+    /// Returns the outcome for a seal.
     pub(super) fn seal_outcome(&self, name: &str) -> Option<bool> {
         let Self::Batch(batch) = self else { return None };
         batch.seals.iter().find(|change| change.name() == name).map(SealChange::leaves_one)
     }
 
-    /// Whether all of its bytes have been written; `None` while some have not.
+    /// Checks that all of its bytes have been written; `None` while some have not.
     pub(super) fn written(&mut self) -> Option<Result<(), CommitError>> {
         let Self::Batch(batch) = self else { return Some(Ok(())) };
         while let Some((put, stands)) = batch.writing.front() {
@@ -169,8 +169,8 @@ impl Work {
         }
     }
 
-    /// What its record says, once the commits that left `before` are applied to `contents`; adds to
-    /// that what this one leaves.
+    /// Returns the changes of its record, once the commits that left `before` are applied to
+    /// `contents`; adds to that what this one leaves.
     pub(super) fn changes(&mut self, contents: &Contents, before: &mut Before) -> Vec<Change> {
         match self {
             Self::Batch(batch) => batch.changes(contents, before),
@@ -193,7 +193,8 @@ impl Work {
         }
     }
 
-    /// Its record is on media: everybody may see it. Returns how many tensors it changed.
+    /// Applies the changes: the record is on media: everybody may see it. Returns how many tensors
+    /// it changed.
     pub(super) fn apply(&mut self) -> usize {
         match self {
             Self::Batch(batch) => {
@@ -221,7 +222,8 @@ impl Work {
         }
     }
 
-    /// Its record may or may not be on media: what it names must not be used until that is known.
+    /// Leaves the changes in doubt: the record may or may not be on media: what it names must not
+    /// be used until that is known.
     pub(super) fn leave_in_doubt(&mut self) {
         match self {
             Self::Batch(batch) => {

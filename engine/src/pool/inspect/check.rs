@@ -16,7 +16,7 @@ use crate::pool::members::{Member, MemberAccess, Members, MembersReactor};
 use crate::schedule::{Reactor, ReactorOptions};
 use crate::units::ByteCount;
 
-/// How far a check is.
+/// Progress of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckProgress {
     /// Tensor bytes that have been read and compared.
@@ -25,24 +25,24 @@ pub struct CheckProgress {
     pub total: ByteCount,
 }
 
-/// What a check found.
+/// Findings of a check.
 #[derive(Clone, Debug)]
 pub struct CheckReport {
     /// The pool.
     pub pool: u128,
-    /// Its geometry.
+    /// The geometry.
     pub geometry: Geometry,
-    /// Its devices' names, in stripe order.
+    /// The devices' names, in stripe order.
     pub devices: Vec<String>,
-    /// Everything that is not as it was written.
+    /// Damage: all that is not as it was written.
     pub damage: Vec<Damage>,
-    /// What was being written when a process ended, which the next open settles: no damage.
+    /// Writes in progress when a process ended, which the next open settles: no damage.
     pub unsettled: Vec<Unsettled>,
     /// Durable tensors that were verified, and versions that seals alone hold.
     pub tensors: u64,
-    /// How many of these seals alone hold.
+    /// Number of these that seals alone hold.
     pub sealed: u64,
-    /// Their bytes.
+    /// Size in bytes.
     pub bytes: ByteCount,
     /// The data path that read them.
     pub path: String,
@@ -117,7 +117,7 @@ fn check_members(
     })
 }
 
-/// Whether this is a holder block of a device on which something else was made.
+/// Returns whether the damage is a holder block of a device on which something else was made.
 fn is_in_overwritten(damage: &Damage, of_devices: &[Damage]) -> bool {
     let Damage::Holder { device, .. } = damage else { return false };
     let is_it =

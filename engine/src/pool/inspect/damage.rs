@@ -1,11 +1,11 @@
-//! What a check finds.
+//! Findings of a check.
 
 use std::fmt;
 
 use crate::layout::{TensorId, TensorKey};
 use crate::units::ByteCount;
 
-/// Something that is not as it was written.
+/// Damage: something that is not as it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Damage {
     /// One of a device's two superblocks.
@@ -14,14 +14,14 @@ pub enum Damage {
         device: String,
         /// `A` or `B`.
         copy: char,
-        /// Whose superblock stands there, if it is another device's.
+        /// Device whose superblock is stored there, if it is another device's.
         other: Option<String>,
     },
     /// A device on which something else was made, while a superblock stands.
     OverwrittenStart {
         /// The device.
         device: String,
-        /// What stands there, and where.
+        /// Data that was found, and where.
         found: String,
     },
     /// A block device's protective MBR.
@@ -35,14 +35,14 @@ pub enum Damage {
         share: u32,
         /// The device.
         device: String,
-        /// What is wrong with it.
+        /// Reason, in words.
         why: String,
     },
     /// A share's index, in every copy: none of its tensors can be found.
     Index {
         /// The share.
         share: u32,
-        /// What is wrong with it.
+        /// Reason, in words.
         why: String,
     },
     /// A device that is an older copy of itself.
@@ -51,7 +51,7 @@ pub enum Damage {
         share: u32,
         /// The device.
         device: String,
-        /// How that shows.
+        /// Evidence, in words.
         why: String,
     },
     /// A share's holder block on a device, with its count of openings.
@@ -70,23 +70,23 @@ pub enum Damage {
 pub struct DamagedTensor {
     /// The share it belongs to.
     pub share: u32,
-    /// Its id.
+    /// The id.
     pub id: TensorId,
-    /// Its name, if it was put by one.
+    /// Name, if it was put by one.
     pub name: Option<String>,
     /// The seals that hold this version of it.
     pub seals: Vec<String>,
-    /// Whether it is what stands under its id; if not, only seals hold it.
+    /// True if the version is what stands under its id; if not, only seals hold it.
     pub current: bool,
-    /// Its length.
+    /// The length.
     pub length: ByteCount,
-    /// How many of its bytes lie in pieces that cannot be read or are not what was written.
+    /// Number of its bytes in pieces that cannot be read or are not what was written.
     pub lost: ByteCount,
-    /// What is wrong with the first of them, and where.
+    /// Error of the first of them, and its place.
     pub why: String,
 }
 
-/// What the next open will write, though nothing is damaged.
+/// Work that is left for the next open, though nothing is damaged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unsettled {
     /// A first superblock that is older than the second, which is written before it.
@@ -101,7 +101,7 @@ pub enum Unsettled {
         share: u32,
         /// The device.
         device: String,
-        /// What it lacks.
+        /// Description of the missing part.
         what: String,
     },
     /// An index that fits no checkpoint as it is. Versions before its growth took commits all the
@@ -109,9 +109,9 @@ pub enum Unsettled {
     Index {
         /// The share.
         share: u32,
-        /// What its tensors take.
+        /// Size of its tensors in the index.
         needed: ByteCount,
-        /// What there is room for.
+        /// Capacity of the index.
         room: ByteCount,
     },
 }
@@ -137,7 +137,7 @@ impl fmt::Display for Unsettled {
 }
 
 impl Damage {
-    /// Whether a good copy is left from which this one can be written again.
+    /// Returns whether a good copy is left from which this one can be written again.
     pub fn is_repairable(&self) -> bool {
         !matches!(
             self,

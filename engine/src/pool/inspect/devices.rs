@@ -1,5 +1,5 @@
-//! What a check looks at on each device: its superblocks, its protective MBR, and whether something
-//! else was made there.
+//! Checks of each device: its superblocks, its protective MBR, and whether something else was made
+//! there.
 
 use super::damage::{Damage, Unsettled};
 use super::view::has_protective_mbr;

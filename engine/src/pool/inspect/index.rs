@@ -25,11 +25,11 @@ pub struct IndexView {
     pub seals: Vec<SealDescription>,
     /// The versions of each seal.
     pub sealed: Vec<Seal>,
-    /// What seals hold.
+    /// Use of space by seals.
     pub seal_use: SealUse,
-    /// How the space is used.
+    /// Use of the space.
     pub space: SpaceUse,
-    /// How the room for the index is used.
+    /// Use of the index's capacity.
     pub usage: IndexUse,
     /// The copies, one on each metadata device that is at hand.
     pub copies: Vec<IndexCopy>,
@@ -40,19 +40,19 @@ pub struct IndexView {
 pub struct IndexCopy {
     /// The device's place.
     pub device: u8,
-    /// Whether this copy alone says the same as all together.
+    /// State of this copy beside all copies together.
     pub state: CopyState,
 }
 
-/// What one copy of an index is, beside all of them together.
+/// State of one copy of an index, compared with all of them together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CopyState {
-    /// It says the same.
+    /// The copy is whole.
     Whole,
-    /// It lacks what was written last, as after a process that was killed: the next open writes it
+    /// The copy lacks the last write, as after a process that was killed: the next open writes it
     /// again.
     Behind(String),
-    /// Something is wrong with it.
+    /// The copy is damaged.
     Damaged(String),
 }
 
@@ -75,8 +75,8 @@ impl IndexView {
         Self { epoch, tensors, held, seals, sealed, seal_use, space, usage, copies }
     }
 
-    /// Everything that can be read: every tensor, then every version that seals alone hold; each
-    /// with the names of the seals that hold it, and whether it stands under its id.
+    /// Iterates over all that can be read: every tensor, then every version that seals alone hold;
+    /// each with the names of the seals that hold it, and whether it stands under its id.
     pub fn readable(&self) -> impl Iterator<Item = (&TensorEntry, Vec<String>, bool)> {
         let mut names: HashMap<u64, Vec<String>> = HashMap::new();
         for seal in &self.sealed {
@@ -135,7 +135,7 @@ impl<M: LogMedia> Copies<'_, M> {
         IndexCopy { device, state }
     }
 
-    /// What cannot be read of a copy.
+    /// Returns the unreadable part of a copy.
     fn unread(&self, copy: u8) -> Option<CopyState> {
         let mut unread = self.all.unread.iter().filter(|it| it.device % self.place.devices == copy);
         let (first, others) = (unread.next()?, unread.count());
@@ -143,7 +143,7 @@ impl<M: LogMedia> Copies<'_, M> {
         Some(CopyState::Damaged(format!("{first}{others}")))
     }
 
-    /// What is wrong with a copy of a checkpoint that is newer than the one that holds. Where all
+    /// Returns the state of a copy of a checkpoint that is newer than the one that holds. Where all
     /// copies of it are damaged, an older one with its change log may well give the same index.
     fn newer_checkpoint(&self, device: u8) -> Option<CopyState> {
         let holds = self.all.log.epoch();
@@ -161,7 +161,7 @@ impl<M: LogMedia> Copies<'_, M> {
         })
     }
 
-    /// What this copy says without the others.
+    /// Returns the state of this copy without the others.
     fn alone(&self, device: u8) -> CopyState {
         let one = LogPlace { only: Some(device), ..self.place };
         let found = match recover(one, self.mark, self.media) {
@@ -180,7 +180,7 @@ impl<M: LogMedia> Copies<'_, M> {
         }
     }
 
-    /// What a copy has of a record behind the last one that is whole.
+    /// Returns the state of a record behind the last one that is whole.
     fn next_record(&self, device: u8) -> Option<CopyState> {
         let (epoch, next) = (self.all.log.epoch(), self.all.log.records() + 1);
         if !self.all.torn.contains(&device) {
@@ -198,14 +198,15 @@ impl<M: LogMedia> Copies<'_, M> {
         })
     }
 
-    /// Whether anything is known of how far the log went.
+    /// Returns whether anything is known of how far the log went.
     fn is_known(&self) -> bool {
         self.mark != LogMark::NONE
     }
 
-    /// Whether a copy is as all are but for what is written last, as a crash leaves it. A record is
-    /// written once the one before it is on the media of all devices, and so is a checkpoint: after
-    /// a crash copies differ by one of them. What the mark knows was on the media of all.
+    /// Returns whether a copy is as all are but for what is written last, as a crash leaves it. A
+    /// record is written once the one before it is on the media of all devices, and so is a
+    /// checkpoint: after a crash copies differ by one of them. What the mark knows was on the media
+    /// of all.
     fn lacks_the_last(&self, copy: u8, one: &ChangeLog) -> bool {
         let (epoch, sequence) = (self.all.log.epoch(), self.all.log.records());
         if (LogPoint { epoch, sequence }) <= self.mark.end {
@@ -218,9 +219,9 @@ impl<M: LogMedia> Copies<'_, M> {
         is_last && (self.is_known() || self.has_older(copy, epoch))
     }
 
-    /// Whether the checkpoint before the last one still begins the slot of that of this epoch, or
-    /// nothing ever did: then it was not yet begun there. What is neither was damaged, where
-    /// nothing else is known.
+    /// Returns whether the checkpoint before the last one still begins the slot of that of this
+    /// epoch, or nothing ever did: then it was not yet begun there. What is neither was damaged,
+    /// where nothing else is known.
     fn has_older(&self, copy: u8, epoch: u64) -> bool {
         let slot = &self.place.area.slots[(epoch + 1) as usize % 2];
         let Ok(head) = self.media.read(copy, slot.checkpoint_offset, BLOCK_BYTES) else {

@@ -6,7 +6,7 @@ use super::check::CheckReport;
 use super::damage::DamagedTensor;
 use crate::layout::TensorId;
 
-/// What is to be dropped if it has lost bytes, in every share in which it has.
+/// Name of an object that is to be dropped if it has lost bytes, in every share in which it has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DropName {
     /// `tensor:NAME`: what stands under this name.
@@ -46,7 +46,7 @@ impl DropName {
         tensor.current.then_some(itself).into_iter().chain(seals).collect()
     }
 
-    /// What a bare name may mean.
+    /// Returns the possible meanings of a bare name.
     fn meanings(&self) -> Vec<Self> {
         let Self::Bare(text) = self else { return vec![self.clone()] };
         let id = read_id(text).map(Self::Id);
@@ -79,7 +79,7 @@ fn read_id(text: &str) -> Option<TensorId> {
     is_hex.then(|| u128::from_str_radix(text, 16).ok()).flatten().map(TensorId)
 }
 
-/// Something that has lost bytes, and can be dropped.
+/// Object that has lost bytes, and can be dropped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lost {
     /// A tensor that stands under its id. Seals that hold it, too, are not dropped with it.
@@ -89,9 +89,9 @@ pub enum Lost {
     Seal {
         /// The share.
         share: u32,
-        /// Its name.
+        /// The name.
         name: String,
-        /// How many such tensors it holds.
+        /// Number of such tensors that it holds.
         tensors: usize,
     },
 }
@@ -108,16 +108,16 @@ impl fmt::Display for Lost {
     }
 }
 
-/// Why nothing was dropped.
+/// The reason why nothing was dropped.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum DropError {
-    /// It means nothing that has lost bytes.
+    /// The name means no object that has lost bytes.
     #[error(
         "{name:?} is no damaged tensor of this pool and no seal with one, and only those are dropped; \
          nothing was changed"
     )]
     NotDamaged {
-        /// What was named.
+        /// Name as given.
         name: String,
     },
     /// The version of a tensor that has lost bytes is one that only seals hold.
@@ -125,22 +125,22 @@ pub enum DropError {
         "only seals hold the version of {name:?} that has lost bytes: name them, {seals}; nothing was changed"
     )]
     OnlySealed {
-        /// What was named.
+        /// Name as given.
         name: String,
-        /// How they are named.
+        /// Names of the seals.
         seals: String,
     },
-    /// It means several things.
+    /// The name has several meanings.
     #[error("{name:?} may be {meanings}: say which; nothing was changed")]
     Ambiguous {
-        /// What was named.
+        /// Name as given.
         name: String,
-        /// How each is named.
+        /// Name of each meaning.
         meanings: String,
     },
 }
 
-/// What these names mean, all of which must have lost bytes. Each is there once.
+/// Returns the objects of these names, all of which must have lost bytes. Each is there once.
 pub(super) fn named(report: &CheckReport, names: &[DropName]) -> Result<Vec<Lost>, DropError> {
     let lost = all(report);
     let mut found: Vec<Lost> = Vec::new();
@@ -154,7 +154,7 @@ pub(super) fn named(report: &CheckReport, names: &[DropName]) -> Result<Vec<Lost
     Ok(found)
 }
 
-/// Everything that can be dropped.
+/// Returns all objects that can be dropped.
 fn all(report: &CheckReport) -> Vec<Lost> {
     let mut all: Vec<Lost> = Vec::new();
     for tensor in report.damaged_tensors() {

@@ -19,14 +19,14 @@ use crate::units::ByteCount;
 /// A share of which commits are lost.
 #[derive(Clone, Debug)]
 pub struct LostShare {
-    /// Its number.
+    /// The number.
     pub share: u32,
-    /// What is lost.
+    /// Lost commits.
     pub commits: LostCommits,
-    /// How many durable tensors it has without them.
+    /// Number of durable tensors without them.
     pub tensors: u64,
-    /// Those of them of which bytes are lost as well: the commits may have had their places used
-    /// for other tensors.
+    /// Tensors of which bytes are lost as well: the commits may have had their places used for
+    /// other tensors.
     pub damaged: Vec<DamagedTensor>,
 }
 

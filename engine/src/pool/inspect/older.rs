@@ -8,13 +8,13 @@ use crate::pool::members::{MemberAccess, Members};
 use crate::pool::{CloseError, OpenError, OpenOptions, Pool};
 use crate::units::ByteCount;
 
-/// Why an older copy could not be made what counts.
+/// The reason why an older copy could not be made what counts.
 #[derive(Debug, thiserror::Error)]
 pub enum AcceptError {
     /// The pool cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// It could not be given back.
+    /// The share could not be closed.
     #[error(transparent)]
     Close(#[from] CloseError),
 }

@@ -18,7 +18,7 @@ use crate::pool::{OpenError, events, owner, start};
 pub struct OverwrittenStart {
     /// The device.
     pub device: String,
-    /// What stood there, and where.
+    /// Data that was found, and where.
     pub found: String,
 }
 

@@ -12,30 +12,30 @@ use crate::path::MemberSource;
 use crate::pool::members::{Member, MemberAccess};
 use crate::pool::{CloseError, CommitError, DeleteError, OpenError, OpenOptions, Pool, SealError};
 
-/// What a repair found and did.
+/// Result of a repair.
 #[derive(Clone, Debug)]
 pub struct RepairReport {
     /// The pool as it was.
     pub before: CheckReport,
     /// The pool as it is.
     pub after: CheckReport,
-    /// What was dropped because it was named.
+    /// Objects that were dropped by name.
     pub dropped: Vec<Lost>,
 }
 
-/// Why a pool could not be repaired.
+/// The reason why a pool could not be repaired.
 #[derive(Debug, Error)]
 pub enum RepairError {
-    /// It cannot be opened.
+    /// The pool cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// What was to be dropped is nothing that is, or several things. Nothing was changed.
+    /// The objects to drop do not exist, or have several meanings. Nothing was changed.
     #[error(transparent)]
     Drop(#[from] DropError),
     /// A device could not be written.
     #[error("{what}: {source}")]
     System {
-        /// What was tried, on what.
+        /// Action that failed, and its object.
         what: String,
         /// The operating system's answer.
         source: io::Error,

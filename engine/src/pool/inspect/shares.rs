@@ -1,12 +1,11 @@
-//! What a check looks at of each share: its count of events on every device, and every copy of its
-//! index.
+//! Checks of each share: its count of events on every device, and every copy of its index.
 
 use super::damage::{Damage, Unsettled};
 use super::index::{CopyState, IndexCopy, IndexView, read_index};
 use crate::log::LogMedia;
 use crate::pool::events::{OlderCopy, SeenOfShare, ShareOnDevices};
 
-/// What a check finds of a share.
+/// Findings of a check of a share.
 pub(super) struct ShareFindings {
     pub(super) damage: Vec<Damage>,
     pub(super) unsettled: Vec<Unsettled>,
@@ -53,7 +52,7 @@ pub(super) fn look<M: LogMedia>(
     }
 }
 
-/// What is wrong with the event counts of a share.
+/// Returns the damage of a share's event counts.
 fn damage_of_count(share: u32, seen: &SeenOfShare, names: &[String]) -> Vec<Damage> {
     let counts = seen.events.iter().zip(names);
     let lost = counts.filter(|(events, _)| events.is_none());

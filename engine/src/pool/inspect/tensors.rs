@@ -1,4 +1,4 @@
-//! What a check looks at of tensors: every byte of them.
+//! Checks of tensors: every byte of them.
 
 use std::collections::VecDeque;
 
@@ -23,7 +23,7 @@ pub(super) struct ReadableVersion {
     entry: TensorEntry,
     /// The seals that hold it.
     seals: Vec<String>,
-    /// Whether it stands under its id.
+    /// True if the readable version stands under its id.
     pub(super) current: bool,
 }
 
@@ -45,7 +45,7 @@ impl ReadableVersion {
 pub(super) struct Reader<'a> {
     pub(super) reactor: &'a Reactor,
     pub(super) stripes: StripeMap,
-    /// Of all tensors.
+    /// Size of all tensors.
     pub(super) bytes: ByteCount,
 }
 

@@ -1,4 +1,4 @@
-//! What a pool is, as far as the devices at hand tell.
+//! View of a pool, as far as the devices at hand tell.
 
 use super::index::{IndexView, read_index};
 use crate::layout::{
@@ -21,28 +21,28 @@ use crate::units::ByteCount;
 pub struct SuperblockCopyView {
     /// `A` at the front, `B` at the end.
     pub copy: char,
-    /// Where it was looked for.
+    /// Offset at which it was read.
     pub offset: ByteCount,
-    /// What stands there.
+    /// Superblock, or the reason why there is none.
     pub state: Result<Superblock, SuperblockError>,
 }
 
 /// One device.
 #[derive(Clone, Debug)]
 pub struct DeviceView {
-    /// Its name, as given.
+    /// The name, as given.
     pub name: String,
-    /// Its real size.
+    /// The real size.
     pub size: ByteCount,
-    /// Whether it is a block device, as against a file.
+    /// True if the device is a block device, as against a file.
     pub block_device: bool,
-    /// Both copies of its superblock.
+    /// Copies of its superblock.
     pub copies: [SuperblockCopyView; 2],
-    /// What the copy that holds says, or why neither can be used.
+    /// Newest superblock, or why neither can be used.
     pub newest: Result<Superblock, SuperblockError>,
-    /// Whether Tidelog's own protective MBR stands in block 0; only block devices have one.
+    /// True if Tidelog's own protective MBR stands in block 0; only block devices have one.
     pub protective_mbr: bool,
-    /// What else was made on it since it was the pool's, and where; its second superblock still
+    /// Data of other software written to it later, and its place; its second superblock still
     /// stands.
     pub overwritten: Option<String>,
     /// The host that owns it, if other hosts can reach it.
@@ -52,15 +52,15 @@ pub struct DeviceView {
 /// One share of a pool.
 #[derive(Clone, Debug)]
 pub struct ShareView {
-    /// Its number.
+    /// The number.
     pub share: u32,
-    /// Where it lies.
+    /// Area of the share.
     pub area: ShareArea,
-    /// Whether a process has it open now.
+    /// True if a process has it open now.
     pub held: bool,
     /// The process that has it open, or had it open last.
     pub holder: Option<Holder>,
-    /// Its durable tensors, or why they cannot be read. While the share is held they may be of a
+    /// The durable tensors, or why they cannot be read. While the share is held they may be of a
     /// moment ago, or be unreadable because they are just being written.
     pub index: Result<IndexView, String>,
     /// The devices that are older copies of themselves: the share was used since without them.
@@ -70,24 +70,23 @@ pub struct ShareView {
 /// A pool, whole or in part.
 #[derive(Clone, Debug)]
 pub struct PoolView {
-    /// What the newest superblock says; its `device` is of no meaning here.
+    /// Newest superblock; its `device` is of no meaning here.
     pub superblock: Superblock,
     /// The devices at hand with their places, in stripe order.
     pub devices: Vec<(u32, DeviceView)>,
     /// The places of the devices that are not at hand.
     pub missing: Vec<u32>,
-    /// Its shares.
+    /// The shares.
     pub shares: Vec<ShareView>,
 }
 
-/// What a single device carries. Nothing is locked, and only the superblocks are read.
+/// Reads the superblocks of a single device. Nothing is locked, and only the superblocks are read.
 pub fn probe<Source: MemberSource>(source: &Source) -> Result<DeviceView, OpenError> {
     let member = Member::open(source, 0, &MemberAccess::to_look(true))?;
     Ok(view_device(&member, member.superblock_copies(&[]), member.superblock()))
 }
 
-/// What the pool on these devices contains. Nothing is locked or written, and devices may be
-/// missing.
+/// Inspects the pool on these devices. Nothing is locked or written, and devices may be missing.
 pub fn inspect<Source: MemberSource>(sources: &[Source]) -> Result<PoolView, OpenError> {
     // What is read here goes through the page cache in any case.
     view_members(Members::open(sources, &MemberAccess::to_look(true))?)
@@ -153,7 +152,7 @@ fn view_device(
     }
 }
 
-/// Whether block 0 is the one that formatting writes on block devices.
+/// Returns whether block 0 is the one that formatting writes on block devices.
 pub(super) fn has_protective_mbr(member: &Member) -> bool {
     if !member.is_block_device() {
         return false;

@@ -13,7 +13,7 @@ use crate::units::ByteCount;
 pub struct Wiped {
     /// The device.
     pub device: String,
-    /// What it was.
+    /// Kind of the structure.
     pub what: &'static str,
     /// The block that is zero now.
     pub offset: ByteCount,
@@ -41,7 +41,7 @@ pub fn wipe<Source: MemberSource>(
     Ok(plans.into_iter().flatten().collect())
 }
 
-/// What goes of each device, in this order.
+/// Returns the structures to wipe on each device, in this order.
 fn plans(members: &Members) -> Result<Vec<Vec<Wiped>>, OpenError> {
     let known = known_geometries(members.0.iter());
     let plans: Vec<Vec<Wiped>> =
@@ -56,8 +56,8 @@ fn plans(members: &Members) -> Result<Vec<Vec<Wiped>>, OpenError> {
     Ok(plans)
 }
 
-/// Everything on the device that says Tidelog: damaged superblocks too, which still carry its mark.
-/// The first superblock goes last: until then it says where the other one is.
+/// Returns all structures on the device that are Tidelog's: damaged superblocks too, which still
+/// carry its mark. The first superblock goes last: until then it says where the other one is.
 fn signatures(member: &Member, others: &[Geometry]) -> Vec<Wiped> {
     let found = |what, offset| Wiped { device: member.name(), what, offset: ByteCount(offset) };
     let marks = member.superblock_marks(others);

@@ -65,7 +65,7 @@ struct Copy<'a> {
     to: Vec<Piece>,
 }
 
-/// How many of these copies may be under way at once; at least one.
+/// Returns the number of copies that may be in progress at once; at least one.
 fn fitting(copies: &[Copy<'_>]) -> usize {
     let mut bytes = 0;
     let fit = copies.iter().take_while(|copy| {

@@ -1,4 +1,4 @@
-//! What may be formatted and opened, and what is refused.
+//! Tests of what may be formatted and opened, and what is refused.
 
 use super::*;
 use crate::layout::{
@@ -183,8 +183,8 @@ fn what_a_format_leaves_that_was_cut_off_anywhere_is_a_pool_or_says_that_it_is_t
     }
 }
 
-/// Whether the devices are a pool. If not, opening says what to do about those that have a mark,
-/// and that helps.
+/// Returns whether the devices are a pool. If not, opening says what to do about those that have a
+/// mark, and that helps.
 fn is_pool_or_taken(disks: &[SimDisk], options: &FormatOptions, what: &str) -> bool {
     let mark = |disk: &SimDisk| {
         UnfinishedFormat::decode(&disk.peek(SUPERBLOCK_OFFSET, BLOCK_BYTES as usize))

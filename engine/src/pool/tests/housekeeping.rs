@@ -1,4 +1,4 @@
-//! What a pool does by itself, each chore alone and then all of them on the thread.
+//! Tests of a pool's background work, each chore alone and then all of them on the thread.
 
 use std::sync::Weak;
 use std::time::{Duration, Instant};

@@ -41,7 +41,7 @@ fn fillers(pool: &Pool) -> usize {
     pool.durable_tensors().unwrap().len()
 }
 
-/// Puts so many fillers at a time until one finds no room; returns how many there are.
+/// Puts `at_once` fillers at a time until one finds no room; returns how many there are.
 fn fill_up(pool: &Pool, at_once: usize) -> usize {
     let mut count = fillers(pool);
     loop {
@@ -369,7 +369,7 @@ fn set_index_in_segments(disks: &[SimDisk], index_in_segments: bool) {
     }
 }
 
-/// What lies on the disks, without a reactor.
+/// Raw access to the disks, without a reactor.
 pub(super) struct Raw<'a>(pub(super) &'a [SimDisk]);
 
 impl LogMedia for Raw<'_> {

@@ -1,4 +1,5 @@
-//! Where a share's log ends: a record or checkpoint that a crash tore is told from one that rotted.
+//! Tests of the end of a share's log: a record or checkpoint that a crash tore is told from one
+//! that rotted.
 
 use super::*;
 use crate::layout::{BLOCK_BYTES, Geometry, RECORD_HEADER_BYTES, SUPERBLOCK_OFFSET, Superblock};
@@ -24,7 +25,7 @@ fn geometry(disks: &[SimDisk]) -> Geometry {
     Superblock::decode(&block).unwrap().geometry
 }
 
-/// Where the record of the third commit stands.
+/// Returns the offset of the record of the third commit.
 fn third_record(disks: &[SimDisk]) -> u64 {
     let at = geometry(disks).share(0).unwrap().slots[0].log_offset + 2 * BLOCK_BYTES;
     assert_eq!(disks[0].peek(at, 8), b"TIDECHNG");

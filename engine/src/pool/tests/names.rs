@@ -1,4 +1,4 @@
-//! What errors call tensors: what their callers do.
+//! Tests of the names of tensors in errors: those that their callers use.
 
 use std::fmt::Display;
 

@@ -25,7 +25,7 @@ fn seal(batch: &mut Batch, name: &str, ids: &[u128]) {
     batch.seal(name, ids.iter().map(|id| TensorId(*id))).unwrap();
 }
 
-/// Both now and once the pool was opened again.
+/// Checks both now and once the pool was opened again.
 fn shows(disks: &[SimDisk], pool: &Pool, check: impl Fn(&Pool)) -> Pool {
     pool.audit().unwrap();
     check(pool);

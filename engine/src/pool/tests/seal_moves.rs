@@ -1,4 +1,4 @@
-//! What seals hold, in segments that are reclaimed, scrubbed and checked.
+//! Tests of seals in segments that are reclaimed, scrubbed and checked.
 
 use super::seals::{drop_seal, get_sealed, seal};
 use super::*;

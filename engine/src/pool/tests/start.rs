@@ -154,7 +154,7 @@ fn a_write_that_goes_astray_to_the_start_costs_its_own_tensor_alone() {
 
 const KIB: u64 = 1 << 10;
 
-/// What `zpool create` writes of a label: what the pool is made of, and its ring of uberblocks. The
+/// Writes a label as `zpool create` does: what the pool is made of, and its ring of uberblocks. The
 /// first 16 KiB stay as they are.
 fn write_zfs_label(disk: &SimDisk, label: u64) {
     let mut config = vec![0; 112 << 10];
@@ -168,7 +168,7 @@ fn write_zfs_label(disk: &SimDisk, label: u64) {
     disk.overwrite(label + 128 * KIB, &ring);
 }
 
-/// Other bytes within a block.
+/// Changes bytes within a block.
 fn mark(disk: &SimDisk, at: u64, bytes: &[u8]) {
     let start = at / BLOCK_BYTES * BLOCK_BYTES;
     let mut block = disk.peek(start, BLOCK);
@@ -176,7 +176,7 @@ fn mark(disk: &SimDisk, at: u64, bytes: &[u8]) {
     disk.overwrite(start, &block);
 }
 
-/// Where the four labels are.
+/// Returns the offsets of the four labels.
 fn zfs_labels(disk: &SimDisk) -> [u64; 4] {
     let end = disk.size().0 / (256 * KIB) * 256 * KIB;
     [0, 256 * KIB, end - 512 * KIB, end - 256 * KIB]

@@ -122,15 +122,15 @@ fn a_device_that_cannot_be_read_is_not_written_over_while_it_may_have_the_last_r
 struct Everything {
     disks: Vec<SimDisk>,
     closed: bool,
-    /// What they contained after so many records.
+    /// States after each number of records.
     states: Vec<PoolContents>,
-    /// Where the first record is; the others follow, a block each.
+    /// Offset of the first record; the others follow, a block each.
     log: u64,
     /// The blocks of the index that holds, on each of its devices at the same place.
     blocks: Vec<(u8, u64)>,
 }
 
-/// What can be read of a pool.
+/// Readable contents of a pool.
 type PoolContents = (Vec<(TensorId, Option<String>)>, Vec<String>, Vec<Option<Vec<u8>>>);
 
 fn contents(pool: &Pool) -> PoolContents {
@@ -171,7 +171,7 @@ impl Everything {
         Self { disks, closed, states, log, blocks }
     }
 
-    /// Where the log begins, and what counts.
+    /// Returns the offset of the log, and the blocks that count.
     fn blocks(disks: &[SimDisk]) -> (u64, Vec<(u8, u64)>) {
         let block = disks[0].peek(SUPERBLOCK_OFFSET, BLOCK_BYTES as usize);
         let superblock = Superblock::decode(&block).unwrap();
@@ -222,7 +222,7 @@ impl Everything {
     }
 }
 
-/// How many corrupted pools are looked at.
+/// Returns the number of corrupted pools that are checked.
 fn corruptions() -> u64 {
     let wanted = std::env::var("TIDELOG_CORRUPTIONS").ok();
     wanted.map_or(240, |it| it.parse().expect("TIDELOG_CORRUPTIONS is a number"))

@@ -149,7 +149,7 @@ impl Program {
         }
     }
 
-    /// Everything is whole, and a scrub changes nothing.
+    /// Checks that all is whole, and that a scrub changes nothing.
     fn scrub(&mut self) {
         self.settle();
         let report = self.pool.scrub().unwrap_or_else(|error| panic!("{}: {error}", self.at()));
@@ -293,7 +293,7 @@ impl Program {
         tensors.iter().map(|(id, _)| (id.0, get(&self.pool, id.0).unwrap())).collect()
     }
 
-    /// Nothing leaked, nothing overlaps, and the parts sum to the capacity.
+    /// Checks that nothing leaked, nothing overlaps, and the parts sum to the capacity.
     fn check_space(&self) -> SpaceUse {
         let audit = self.pool.audit();
         let space = audit.unwrap_or_else(|broken| panic!("{}: {broken}", self.at()));

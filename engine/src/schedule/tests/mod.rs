@@ -1,4 +1,4 @@
-//! What the reactor promises, on simulated disks whose every fault is chosen.
+//! Guarantees of the reactor, on simulated disks whose every fault is chosen.
 
 mod control;
 mod dma;
@@ -18,7 +18,7 @@ use crate::units::{ByteCount, DeviceIndex};
 
 const CHUNK: u32 = 32 << 10;
 const DISK: ByteCount = ByteCount::mib(8);
-/// Far longer than anything here takes, far shorter than a hung test is worth.
+/// Time far longer than anything here takes, far shorter than a hung test is worth.
 const SOON: Duration = Duration::from_secs(600);
 
 fn disks(count: u64) -> Vec<SimDisk> {
@@ -50,7 +50,7 @@ fn striped(length: usize, devices: usize, offset: u64) -> Vec<Piece> {
     (0..length).step_by(chunk).enumerate().map(piece).collect()
 }
 
-/// The next reads of the disk fail, so many of them.
+/// Fails the next `times` reads of the disk.
 fn fail_reads(disk: &SimDisk, times: u32, fault: Fault) {
     for _ in 0..times {
         disk.plan_fault(OperationKind::Read, 0, fault);

@@ -1,4 +1,4 @@
-//! Who goes first, and what cancelling, expediting and dropping a ticket do.
+//! Order of transfers, and effects of cancelling, expediting and dropping a ticket.
 
 use super::*;
 

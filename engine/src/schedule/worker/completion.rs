@@ -1,4 +1,4 @@
-//! What the path returns: processed, compared with its checksum, or read once more.
+//! Completions of the path: processed, compared with its checksum, or read once more.
 
 use super::{PieceInFlight, Worker};
 use crate::memory::{DmaBuffer, Memory};
@@ -183,7 +183,7 @@ impl Worker {
     }
 }
 
-/// Whether reading once more may help.
+/// Returns whether reading once more may help.
 pub(super) fn may_read_again(failure: &TransferError) -> bool {
     match failure {
         TransferError::Checksum { .. } => true,

@@ -24,17 +24,17 @@ use crate::schedule::options::{ReactorOptions, StartError};
 use crate::schedule::stats::GpuStats;
 use crate::schedule::transfer::{Piece, TransferError};
 
-/// How long the reactor sleeps at most while copies are under way: they wake nobody. One of a chunk
-/// takes about this.
+/// Limit of the reactor's sleep while copies are under way: they wake nobody. One of a chunk takes
+/// about this.
 const NAP: Duration = Duration::from_micros(20);
 
-/// So many transfers that are held back are looked at in a round: a look costs about a microsecond.
+/// Number of held transfers that are checked in a round: a look costs about a microsecond.
 const LOOKS_MAX: usize = 16;
 
 /// The chunks that are on the GPU's side of a transfer.
 pub(super) struct OnGpu {
     copies: PendingCopies<Copied>,
-    /// Whether the data path reads and writes the GPU's memory itself.
+    /// True if the data path reads and writes the GPU's memory itself.
     reached: bool,
     /// Copied from the GPU, for devices that had no room.
     ready: VecDeque<(PieceInFlight, DmaBuffer)>,
@@ -50,15 +50,15 @@ struct HeldBack {
     since: Instant,
 }
 
-/// What a copy is of.
+/// Subject of a copy.
 struct Copied {
     flight: PieceInFlight,
-    /// Whether its transfer waits for it.
+    /// True if the transfer waits for it.
     awaited: bool,
 }
 
 impl OnGpu {
-    /// What goes between staging memory and the reactor's GPU, if it has one.
+    /// Opens the copy engine between staging memory and the reactor's GPU, if it has one.
     pub(super) fn open(
         options: &ReactorOptions,
         chunks: usize,
@@ -89,12 +89,12 @@ impl OnGpu {
         Ok((Self { copies, reached, ready, held_back }, Some(stats)))
     }
 
-    /// Whether the data path reads and writes the GPU's memory itself.
+    /// Returns whether the data path reads and writes the GPU's memory itself.
     pub(super) fn is_reached(&self) -> bool {
         self.reached
     }
 
-    /// Whether copies are under way, or transfers wait for the GPU.
+    /// Returns whether copies are under way, or transfers wait for the GPU.
     pub(super) fn is_copying(&self) -> bool {
         self.copies.is_any() || !self.held_back.is_empty()
     }
@@ -114,7 +114,7 @@ impl OnGpu {
         self.copies.record(event, after);
     }
 
-    /// How long the reactor may sleep that would otherwise sleep for `left`.
+    /// Returns the time for a sleep that would otherwise take `left`.
     pub(super) fn poll_timeout(&self, left: Option<Duration>) -> Option<Duration> {
         if self.is_copying() { Some(left.unwrap_or(NAP).min(NAP)) } else { left }
     }

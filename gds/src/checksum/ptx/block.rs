@@ -11,7 +11,7 @@ pub(super) struct Block<'a> {
     number: u32,
     memory: &'a mut [Region],
     shared: Vec<u8>,
-    /// Who has touched each word of it since which barrier.
+    /// Threads that have touched each word of it, with the barrier since which they have.
     touched: Vec<Touched>,
     barriers: u32,
     threads: Vec<Thread>,
@@ -22,7 +22,7 @@ pub(super) struct Block<'a> {
 struct Touched {
     written: Option<(u32, usize)>,
     read: Option<(u32, usize)>,
-    /// By more than that one since that barrier.
+    /// True if more than that thread has read it since that barrier.
     read_by_others: bool,
 }
 
@@ -35,7 +35,7 @@ struct Thread {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Running,
-    /// At an instruction that waits for others.
+    /// Exchange: an instruction that waits for other threads.
     Exchange(usize),
     Barrier(usize),
     Ended,

@@ -92,7 +92,7 @@ enum Operand {
     Thread,
     Block,
     Registers(Vec<usize>),
-    /// Behind what a register holds, or behind a constant.
+    /// Address relative to a register's value, or a constant.
     Address(Option<usize>, u64),
     Parameter(usize, usize),
     Label(usize),
@@ -114,8 +114,8 @@ impl Type {
 }
 
 impl Module {
-    /// Runs blocks of so many threads, with the kernel's parameters, on memory. Threads run in the
-    /// order of their numbers between two barriers, or against it.
+    /// Runs blocks of threads, with the kernel's parameters, on memory. Threads run in the order of
+    /// their numbers between two barriers, or against it.
     pub(super) fn launch(
         &self,
         (blocks, threads): (u32, u32),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::{Function, Instruction, Module, Op, Operand, Region, Space, Type, lowest};
 
-/// Where the module's variables begin; each has this much for itself.
+/// Address of the module's variables; each has this much for itself.
 const GLOBALS: u64 = 0x7_0000_0000;
 const GLOBAL_ROOM: u64 = 1 << 20;
 
@@ -120,7 +120,7 @@ fn function(
 }
 
 impl Names {
-    /// Whether a statement only declares something.
+    /// Returns whether a statement only declares something.
     fn declare(&mut self, statement: &str) -> bool {
         let name = statement.split_whitespace().last().unwrap_or("");
         let (name, size) = name.trim_end_matches(']').split_once('[').unwrap_or((name, "8"));

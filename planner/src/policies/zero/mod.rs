@@ -18,12 +18,12 @@ use crate::units::{Bandwidth, Bytes};
 use on_host::OnHost;
 use std::collections::HashSet;
 
-/// What Adam on the CPU moves through host memory in a second: half of what twelve channels of
+/// Rate at which Adam on the CPU moves through host memory: half of what twelve channels of
 /// DDR5-4800 carry, one socket for a GPU. Published figures of CPU Adam come to about that half on
 /// older machines.
 pub(super) const CPU_RATE: Bandwidth = Bandwidth(230_000_000_000);
 
-/// A parameter that is needed again before so many bytes of others stays
+/// Bytes of other parameters before which one that is needed again stays
 /// (`stage3_max_reuse_distance`, a thousand million elements of four bytes).
 const REUSE_BYTES: u64 = 4_000_000_000;
 
@@ -33,29 +33,29 @@ const READ_AHEAD: usize = 3;
 /// A step as the system runs it.
 #[derive(Clone, Debug)]
 pub struct ZeroStep {
-    /// What is left for the GPU; where the CPU runs Adam, the GPU waits for it.
+    /// Trace of the GPU's part; where the CPU runs Adam, the GPU waits for it.
     pub trace: Trace,
-    /// What moves.
+    /// Plan of its moves.
     pub plan: Plan,
     /// The host memory that this takes, staging buffers left out.
     pub host_memory: Bytes,
 }
 
-/// Why a system cannot run a step.
+/// The reason why a system cannot run a step.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ZeroError {
-    /// What it keeps on the GPU is too much.
+    /// The GPU cannot hold what it keeps there.
     #[error(transparent)]
     Gpu(#[from] DoesNotFit),
-    /// What it keeps on the host is too much.
+    /// The host cannot hold what it keeps there.
     #[error("it keeps {needed} in host memory, of which there are {memory}")]
     Host {
-        /// How much.
+        /// Bytes that it needs.
         needed: Bytes,
-        /// How much there is.
+        /// Capacity of host memory.
         memory: Bytes,
     },
-    /// There is no host memory at all.
+    /// The machine has no host memory.
     #[error("the machine has no host memory, where it keeps gradients")]
     NoHost,
 }
@@ -104,7 +104,7 @@ struct Moves {
 }
 
 impl Moves {
-    /// Out in `from..back`, in again before `to`.
+    /// Moves a storage out in `from..back`, in again before `to`.
     fn round_trip(&mut self, trace: &Trace, period: &Period, target: Target, back: u32) {
         let Period { storage, from, to, size, .. } = *period;
         let ops = trace.ops.len() as u32;
@@ -161,7 +161,7 @@ impl Moves {
         }
     }
 
-    /// Whatever waits longer than its way to host memory and back takes it.
+    /// Moves activations to host memory whose wait is longer than their way there and back.
     fn activations(&mut self, step: &OnHost, lifetimes: &Lifetimes, host: &HostLink) {
         let timeline = Timeline::of(&step.trace);
         let mut periods: Vec<Period> =
@@ -219,7 +219,8 @@ fn parameter_uses(trace: &Trace) -> Vec<Vec<PlanStorage>> {
     trace.ops.iter().chain(&trace.ops).map(of_op).collect()
 }
 
-/// Whether so much of other parameters is used during a wait that the storage is not kept for it.
+/// Returns whether so much of other parameters is used during a wait that the storage is not kept
+/// for it.
 fn others_between(trace: &Trace, uses: &[Vec<PlanStorage>], period: &Period) -> bool {
     let mut seen = HashSet::new();
     let mut bytes = 0;

@@ -7,7 +7,7 @@ use crate::trace::{Op, PlanStorage, StorageKind, Trace};
 use crate::units::{Bytes, Nanos, OpIndex};
 use std::collections::HashSet;
 
-/// What the CPU touches when it updates one parameter.
+/// Data that the CPU touches when it updates one parameter.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Touched {
     /// The parameter and its optimizer state: read, and written back.
@@ -26,7 +26,7 @@ impl Touched {
 /// The step that is left, and where its parts went.
 pub(super) struct OnHost {
     pub(super) trace: Trace,
-    /// What leaves for the host, and the first op by which it can.
+    /// Gradients that leave for the host, and the first op by which each can.
     pub(super) gradients: Vec<(PlanStorage, u32)>,
     /// The ops during which the CPU updates a parameter.
     updates: Vec<(u32, PlanStorage)>,
@@ -98,7 +98,7 @@ impl OnHost {
     }
 }
 
-/// What the storages of a kind take together.
+/// Returns the size of all storages of a kind.
 pub(super) fn sizes_of(recorded: &Trace, kind: StorageKind) -> u64 {
     let of_kind = recorded.storages.iter().filter(|storage| storage.kind == kind);
     of_kind.map(|storage| storage.size.0).sum()
@@ -119,7 +119,8 @@ fn touched(trace: &Trace, op: &Op) -> Touched {
     touched
 }
 
-/// What dies where it was added is on its way there: here it dies with the step.
+/// Extends the lives of leaving storages: what dies where it was added is on its way there: here it
+/// dies with the step.
 fn outlive_their_way(trace: &mut Trace, leaving: &HashSet<PlanStorage>) {
     let mut late = Vec::new();
     for op in &mut trace.ops {
@@ -151,7 +152,8 @@ fn when_made(trace: &Trace, leaving: &HashSet<PlanStorage>) -> Vec<(PlanStorage,
     made
 }
 
-/// How long after the op `first` could begin the last gradient arrives at the host.
+/// Returns the time from the earliest start of op `first` until the last gradient arrives at the
+/// host.
 fn last_arrival(
     trace: &Trace,
     gradients: &[(PlanStorage, u32)],

@@ -14,7 +14,7 @@ fn tiered(limit: u64, host_memory: u64, storages: usize) -> Residency {
     machine
 }
 
-/// Where the evictions among these actions send their storages.
+/// Returns the destinations of the evictions among these actions.
 fn sent(actions: &[ResidencyAction]) -> Vec<(u32, CopyKind, Target)> {
     let evictions = actions.iter().filter_map(|action| match *action {
         ResidencyAction::Evict { storage, copy, target, .. } => Some((storage.0, copy, target)),

@@ -1,4 +1,5 @@
-//! What the ops ahead use comes back, and gets its room, without a move that says so.
+//! Tests of lookahead: what the ops ahead use comes back, and gets its room, without a move that
+//! says so.
 
 use super::planned::{op, out, parts, planned, uses};
 use super::*;

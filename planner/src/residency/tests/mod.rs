@@ -1,4 +1,4 @@
-//! What the machine promises, case by case, and then at random.
+//! Guarantees of the machine, case by case, and then at random.
 
 mod chance;
 mod executor;

@@ -14,7 +14,7 @@ fn row(storage: u32, direction: MigrationDirection, start: u32, deadline: u32) -
     Migration { start, deadline, direction, target: Target::Ssd, storage, awaited: false }
 }
 
-/// What a schedule is made of.
+/// Parts of a schedule.
 #[derive(Clone, Default)]
 pub(super) struct Parts {
     pub(super) step: StepParts,

@@ -193,7 +193,7 @@ impl Iteration {
         ScheduledUses { ops, cyclic: storage < self.globals }
     }
 
-    /// What a planner would say of it: `lies` percent of it wrong.
+    /// Makes the schedule that a planner would: `lies` percent of it wrong.
     fn schedule(&self, random: &mut Random, lies: u64) -> Arc<Schedule> {
         let mut parts = Parts::default();
         let count = self.ops.len() as u64;

@@ -1,6 +1,6 @@
-//! What an op costs, with ten thousand storages. The bounds are several times what was measured on
-//! one slow core in this profile, and the best of many rounds counts, so that only a change of
-//! order fails: work per op that grows with the number of storages costs hundreds of times more.
+//! Costs of an op with ten thousand storages. The bounds are several times what was measured on one
+//! slow core in this profile, and the best of many rounds counts, so that only a change of order
+//! fails: work per op that grows with the number of storages costs hundreds of times more.
 
 use super::chance::Random;
 use super::*;

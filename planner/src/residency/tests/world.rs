@@ -6,7 +6,7 @@ use super::chance::Random;
 use super::*;
 use std::collections::BTreeMap;
 
-/// What a storage's memory holds.
+/// Contents of a storage's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Memory {
     Gone,
@@ -36,7 +36,7 @@ pub(super) struct Actual {
     pub(super) alive: bool,
     pub(super) movable: bool,
     pub(super) pins: u32,
-    /// How many asynchronous uses there are.
+    /// Number of asynchronous uses.
     pub(super) async_uses: u32,
     pub(super) unwritable: bool,
 }
@@ -57,7 +57,7 @@ pub(super) struct Flight {
     pub(super) torn: bool,
 }
 
-/// How an attempt to run something ended.
+/// End of an attempt to run an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EndedMove {
     Ran,
@@ -67,13 +67,13 @@ pub(super) enum EndedMove {
     GivenUp,
 }
 
-/// What goes wrong, in percent.
+/// Faults to inject, in percent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FaultInjection {
     pub(super) failing: u64,
     pub(super) giving_up: u64,
     pub(super) disturbing: u64,
-    /// How many of the evictions' sources changed without anybody saying so.
+    /// Number of evictions whose sources changed without anybody saying so.
     pub(super) silent: u64,
 }
 
@@ -89,12 +89,12 @@ pub(super) struct World {
     pub(super) flights: BTreeMap<u64, Flight>,
     pub(super) transfers_seen: u64,
     pub(super) versions: u64,
-    /// What the op that runs uses.
+    /// Uses of the op that runs.
     pub(super) running: Vec<OpUse>,
-    /// What the op that waits uses, and whether a fetch for it failed.
+    /// Uses of the op that waits, and whether a fetch for it failed.
     pub(super) waiting: Vec<OpUse>,
     pub(super) must_fail: bool,
-    /// What an op uses that waited when the caller lost interest.
+    /// Uses of an op that waited when the caller lost interest.
     pub(super) given_up: Vec<OpUse>,
     pub(super) failures: u64,
     pub(super) reported: u64,
@@ -186,7 +186,7 @@ impl World {
         self.machine.unpin(id(storage));
     }
 
-    /// What runs goes on to use its storages after its end.
+    /// Extends uses: what runs goes on to use its storages after its end.
     pub(super) fn op_goes_on(&mut self) {
         for one in &self.running {
             let Some(actual) = self.storages.get_mut(&one.storage.0) else { continue };
@@ -387,7 +387,7 @@ impl World {
         panic!("two thousand completions did not bring it on");
     }
 
-    /// Something happens that has nothing to do with what runs or waits.
+    /// Injects an event that has nothing to do with what runs or waits.
     pub(super) fn disturb(&mut self) {
         let Some(storage) = self.any() else { return };
         let size = self.random.below(12);

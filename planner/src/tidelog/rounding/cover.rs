@@ -1,5 +1,5 @@
-//! Which periods are out so that every op fits: greedily the most worthwhile, then without those
-//! that the later ones have made needless.
+//! Choice of the periods that are out so that every op fits: greedily the most worthwhile, then
+//! without those that the later ones have made needless.
 
 use super::super::tree::RangeMaximum;
 use super::Span;
@@ -63,7 +63,8 @@ impl Cover {
         taken
     }
 
-    /// Whether the copy can be where the choice wants it: its contents have one copy, in one place.
+    /// Returns whether the copy can be where the choice wants it: its contents have one copy, in
+    /// one place.
     fn has_place(&self, choice: &AbsencePeriod, place: Option<Target>) -> bool {
         match (choice.target, place) {
             (target, Some(place)) => target == place,

@@ -7,48 +7,48 @@ use crate::cost::MachineError;
 use crate::migration::Migration;
 use std::collections::VecDeque;
 
-/// How many price changes are made at a time.
+/// Number of price changes that are made at a time.
 const STRIDE: u32 = 50;
 
-/// How much longer than those of a first plan stalls are taken to be where bytes count.
+/// Stalls where bytes count, in percent of those of a first plan.
 const LONGER_PERCENT: [u64; 2] = [200, 800];
 
-/// How much of the links' queues is counted where bytes count: ops wait for the rest.
+/// Share of the links' queues that is counted where bytes count: ops wait for the rest.
 const QUEUES_PERCENT: [u64; 3] = [90, 75, 50];
 
-/// What a line of plans is made with.
+/// Options of a line of plans.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::tidelog) struct LineOptions {
-    /// How much work the search for prices may do: they need not prove anything here.
+    /// Work of the search for prices: they need not prove anything here.
     pub(in crate::tidelog) effort: Effort,
-    /// What a byte written costs on top, in the time that writing it takes.
+    /// Cost of a written byte on top, in the time that writing it takes.
     pub(in crate::tidelog) write_penalty: f64,
-    /// How often the plan is made anew for the stalls of the one before.
+    /// Number of times that the plan is made for the stalls of the one before.
     pub(in crate::tidelog) rounds: u32,
-    /// Whether plans that move fewer bytes in more time are made, too.
+    /// True if plans that move fewer bytes in more time are made, too.
     pub(in crate::tidelog) spares_bytes: bool,
 }
 
-/// For which times a plan is made.
+/// Times for which a plan is made.
 #[derive(Clone, Copy, Debug)]
 enum Turn {
     /// No op waits.
     First,
     /// Ops begin as they did under the plan before.
     Again { queues_percent: u64 },
-    /// As under the first plan, with longer waits.
+    /// Times under the first plan, with longer waits.
     Longer { percent: u64 },
-    /// As under the first plan, while links' queues are taken to be shorter than they are.
+    /// Times under the first plan, while links' queues are taken to be shorter than they are.
     FromFirst { queues_percent: u64 },
 }
 
-/// What a line does next.
+/// Next action of a line.
 pub(in crate::tidelog) enum Advance {
     /// Prices are a little better.
     Searched,
     /// A plan to simulate: what it led to is told to [`RoundingLine::learn`].
     Planned(Vec<Migration>),
-    /// There is nothing left.
+    /// The line is over: nothing is left.
     Over,
 }
 
@@ -57,7 +57,7 @@ pub(in crate::tidelog) struct RoundingLine {
     prices: Option<PriceSearch>,
     rounding: Option<Rounding>,
     turns: VecDeque<Turn>,
-    /// What the first plan led to, and what the last one did.
+    /// Guesses of the first plan, and of the last one.
     first: Option<Guess>,
     last: Option<Guess>,
 }
@@ -111,7 +111,7 @@ impl RoundingLine {
         Advance::Planned(rounding.rows(case, &guess, queues_percent))
     }
 
-    /// When ops began under the last plan.
+    /// Learns the times at which ops began under the last plan.
     pub(in crate::tidelog) fn learn(&mut self, guess: Guess) {
         self.first.get_or_insert_with(|| guess.clone());
         self.last = Some(guess);

@@ -21,17 +21,17 @@ pub(super) use line::{Advance, LineOptions, RoundingLine};
 use std::collections::HashMap;
 use worth::{AbsencePeriod, Worth};
 
-/// How often periods are chosen anew for the links' delays.
+/// Number of times that periods are chosen for the links' delays.
 const TURNS: u32 = 3;
 
-/// What a period's move occupies: its memory is free in `gone..back`, unrolled.
+/// Span of a period's move: its memory is free in `gone..back`, unrolled.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     gone: u32,
     back: u32,
 }
 
-/// How long what may leave at an op, or must be there at one, waits for the links. Per tier and op.
+/// Delays by the links of what may leave at an op, or must be there at one. Per tier and op.
 #[derive(Default)]
 struct Delays {
     out: [Vec<u64>; 2],
@@ -47,7 +47,7 @@ impl Delays {
     }
 }
 
-/// What a plan is rounded for.
+/// Case for which a plan is rounded.
 #[derive(Clone, Copy)]
 pub(super) struct RoundingCase<'a> {
     pub(super) trace: &'a Trace,
@@ -150,7 +150,7 @@ impl Rounding {
         delays
     }
 
-    /// Of the chosen periods with the same contents the first: its copy serves the others.
+    /// Returns the first of the chosen periods with the same contents: its copy serves the others.
     fn written_once(&self, chosen: &[usize]) -> Vec<&AbsencePeriod> {
         let mut first: HashMap<(PlanStorage, ContentVersion), &AbsencePeriod> = HashMap::new();
         for choice in chosen.iter().map(|index| &self.choices[*index]) {
@@ -168,7 +168,7 @@ impl Rounding {
 }
 
 impl AbsencePeriod {
-    /// Out, and back if it is used again.
+    /// Returns the moves of a span: out, and back if it is used again.
     fn moves(&self, span: Span, ops: u32) -> impl Iterator<Item = Migration> + use<> {
         let Self { target, period: Period { storage, from, to, end, .. }, .. } = *self;
         let row = |direction, when| Migration::unrolled(storage, (direction, target), when, ops);
@@ -178,7 +178,7 @@ impl AbsencePeriod {
     }
 }
 
-/// How long bytes take to and from a tier.
+/// Links of a tier, and the time of bytes on them.
 #[derive(Clone, Copy)]
 struct TierLinks<'a>(&'a Machine);
 

@@ -46,8 +46,8 @@ fn what_needs_no_write_goes_first() {
     assert_eq!(names, vec![constant; 2], "{rows:?}");
 }
 
-/// What nothing uses again before it dies leaves for good, rather than what would have to come back
-/// twice.
+/// Checks that a storage that nothing uses again before it dies leaves for good, rather than what
+/// would have to come back twice.
 #[test]
 fn what_is_never_used_again_leaves_and_does_not_come_back() {
     let mut b = Builder::default();
@@ -87,8 +87,8 @@ fn the_chosen_periods_make_everything_fit() {
     );
 }
 
-/// Where queues are not counted, what cannot leave in time is chosen as if it could: ops wait for
-/// it instead of something else being written.
+/// Checks that without queues a storage that cannot leave in time is chosen as if it could: ops
+/// wait for it instead of something else being written.
 #[test]
 fn what_may_wait_for_the_links_needs_fewer_bytes() {
     let trace = training(24, 40_000, 100_000, 30_000);
@@ -101,8 +101,8 @@ fn what_may_wait_for_the_links_needs_fewer_bytes() {
     assert!(not_counted < counted, "{not_counted} for {counted}");
 }
 
-/// What is away for long waits on the SSDs, what is away for a short time in host memory: its room
-/// is worth most where it serves one storage after the other.
+/// Checks that a storage that is away for long waits on the SSDs, and one that is away for a short
+/// time in host memory: its room is worth most where it serves one storage after the other.
 #[test]
 fn host_memory_takes_what_comes_and_goes_and_never_more_than_it_has() {
     let trace = training(24, 40_000, 100_000, 30_000);

@@ -1,4 +1,4 @@
-//! What it is worth, by the relaxation's prices, that a storage is out in a period.
+//! Worth of a storage's absence in a period, by the relaxation's prices.
 
 use crate::bound::Prices;
 use crate::cost::Machine;
@@ -14,13 +14,13 @@ const SMALL_PARTS: u64 = 1 << 14;
 pub(super) struct AbsencePeriod {
     pub(super) period: Period,
     pub(super) target: Target,
-    /// What a byte gains by it: below zero where staying is better, as far as there is room.
+    /// Gain of a byte by it: below zero where staying is better, as far as there is room.
     gain: i64,
-    /// Whether a copy of the same contents is expected to be there.
+    /// True if a copy of the same contents is expected to be there.
     pub(super) clean: bool,
-    /// Which period it is: only one of those with the same number can be chosen.
+    /// Number of the period: only one of those with the same number can be chosen.
     pub(super) number: u32,
-    /// Which contents they are: their one copy is in one place.
+    /// Number of the contents: their one copy is in one place.
     pub(super) contents: u32,
     /// The ops from the first of the contents' periods to the end of the last, unrolled: how long
     /// host memory holds the copy at most.
@@ -30,21 +30,21 @@ pub(super) struct AbsencePeriod {
 /// Prices along two iterations of ops, behind one that they come from.
 pub(super) struct Worth {
     ops: u32,
-    /// What a byte has paid that was in memory until an op.
+    /// Price that a byte in memory has paid until each op.
     memory: Vec<i64>,
     tiers: Vec<TierWorth>,
 }
 
-/// What moving to a tier and back costs.
+/// Costs of moving to a tier and back.
 struct TierWorth {
     target: Target,
-    /// What a byte has paid that was on the tier until an op.
+    /// Price that a byte on the tier has paid until each op.
     room: Vec<i64>,
-    /// What reading a byte before an op costs beside its room until then, if it is read at the best
+    /// Cost of reading a byte before an op, beside its room until then, if it is read at the best
     /// moment and kept.
     read: Vec<i64>,
-    /// What writing a byte from an op on costs beside its room from then on, if it is kept until
-    /// the best moment.
+    /// Cost of writing a byte from an op on, beside its room from then on, if it is kept until the
+    /// best moment.
     write: Vec<i64>,
 }
 
@@ -165,7 +165,8 @@ impl Worth {
         self.memory[self.at(period.to)] - self.memory[self.at(period.from)]
     }
 
-    /// On the tier all the time, and back at the end if it is used then.
+    /// Returns the worth of a period on the tier all the time, and back at the end if it is used
+    /// then.
     fn away(&self, tier: &TierWorth, period: &Period) -> i64 {
         let room = tier.room[self.at(period.to)] - tier.room[self.at(period.from)];
         match period.end {

@@ -82,7 +82,7 @@ impl Sweep<'_> {
         self.record.instances[instance as usize].copy.is_some()
     }
 
-    /// Whether it stays out long enough to be written and read back meanwhile.
+    /// Returns whether the sweep stays out long enough to be written and read back meanwhile.
     fn pays(&self, instance: u32) -> bool {
         let away = self.line.time(self.at, self.record.next_use(instance));
         let trip = self.line.round_trip(self.record.size(instance).unsigned_abs());
@@ -90,8 +90,8 @@ impl Sweep<'_> {
             || self.without == Some(Idea::OnlyWhatPays)
     }
 
-    /// Who is used furthest in the future, after `after`, for what it costs: a read, and a write
-    /// that is shared by all periods that its copy would serve.
+    /// Returns the storage that is used furthest in the future, after `after`, for what it costs: a
+    /// read, and a write that is shared by all periods that its copy would serve.
     fn victim(&self, after: u32) -> Option<u32> {
         let mut best: Option<(u64, u32)> = None;
         for (set, served) in self.record.here.iter().zip(SERVED) {

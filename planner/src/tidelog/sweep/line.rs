@@ -8,13 +8,13 @@ use crate::units::{Bandwidth, Bytes};
 
 pub(super) struct SweepLine {
     pub(super) ops: u32,
-    /// When each op would begin by the guess.
+    /// Time at which each op would begin by the guess.
     begins: Vec<u64>,
-    /// What being away until an op is worth, summed up: its time, or a part of it where all fits.
+    /// Worth of being away until an op, summed up: its time, or a part of it where all fits.
     worth: Vec<u64>,
     /// Bytes per op, if what is out comes back for its next use.
     memory: RangeMaximum,
-    /// The same as time on the way out, less the time until the op.
+    /// Range maximum of the time on the way out, less the time until the op.
     out: RangeMaximum,
     /// Time that what is out and used by an op takes on the way in, less the time until the op.
     back: RangeMaximum,
@@ -75,7 +75,7 @@ impl SweepLine {
         self.worth[to.min(self.end()) as usize] - self.worth[from as usize]
     }
 
-    /// How long a storage takes out and back.
+    /// Returns the time of a storage's way out and back.
     pub(super) fn round_trip(&self, size: u64) -> u64 {
         self.out_rate.time_for(Bytes(size)).0 + self.back_rate.time_for(Bytes(size)).0
     }
@@ -85,12 +85,12 @@ impl SweepLine {
         self.memory.maximum(from as usize, to as usize)
     }
 
-    /// How long nothing needs to leave yet.
+    /// Returns the time for which nothing needs to leave yet.
     pub(super) fn slack_out(&self, at: u32) -> i64 {
         self.slack(&self.out, at)
     }
 
-    /// How long nothing needs to come yet.
+    /// Returns the time for which nothing needs to come yet.
     pub(super) fn slack_in(&self, at: u32) -> i64 {
         self.slack(&self.back, at)
     }
@@ -130,6 +130,6 @@ impl SweepLine {
     }
 }
 
-/// Where everything fits, being away is worth this part of its time: only enough to tell who goes
-/// first.
+/// Part of its time, 1 / this, that being away is worth where everything fits: only enough to tell
+/// who goes first.
 const WHERE_ALL_FITS_PARTS: u64 = 16;

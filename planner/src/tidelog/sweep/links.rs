@@ -56,7 +56,7 @@ impl SweepLinks {
         ])
     }
 
-    /// What all tiers move together.
+    /// Returns the rate of all tiers together.
     pub(super) fn rate(&self) -> Bandwidth {
         Bandwidth(self.0.iter().flatten().map(|link| link.rate.0).sum())
     }
@@ -69,7 +69,7 @@ impl SweepLinks {
         self.0[tier(target)].as_mut()
     }
 
-    /// Whether a link has nothing to do by then.
+    /// Returns whether a link has nothing to do by then.
     pub(super) fn idle(&self, until: u64) -> bool {
         self.0.iter().flatten().any(|link| link.busy_until <= until)
     }

@@ -31,7 +31,7 @@ const ITERATIONS: u32 = 3;
 /// Completions that an op waits through before nothing more is begun ahead of need.
 const TURNS_MAX: u32 = 1000;
 
-/// What a pass plans for.
+/// Input of a pass.
 #[derive(Clone, Copy)]
 pub(super) struct SweepCase<'a> {
     pub(super) trace: &'a Trace,
@@ -45,7 +45,7 @@ pub(super) struct Sweep<'a> {
     assignment: Option<&'a TierAssignment>,
     variant: Variant,
     without: Option<Idea>,
-    /// How soon a link must be idle to be given more, and how soon bytes must be needed to move.
+    /// Length of a link's queue, and with it how soon bytes must be needed to move.
     queue: u64,
     slack_out: i64,
     slack_in: i64,
@@ -205,7 +205,7 @@ impl<'a> Sweep<'a> {
         }
     }
 
-    /// What was never seen to die goes with the iteration.
+    /// Ends the iteration, with the storages that were never seen to die.
     fn end_iteration(&mut self, iteration: u32) {
         for storage in 0..self.trace.storages.len() as u32 {
             if self.record.death[storage as usize] == Some(self.ops - 1) {
@@ -291,7 +291,7 @@ impl<'a> Sweep<'a> {
         self.note(instance, MigrationDirection::Out, target, from, deadline);
     }
 
-    /// Where it is assigned to; else the SSDs while they keep up, and host memory where they do
+    /// Tier that it is assigned to; else the SSDs while they keep up, and host memory where they do
     /// not. The SSDs where host memory has no room.
     fn destination(&self, instance: u32) -> Target {
         let size = self.record.size(instance);
@@ -340,7 +340,7 @@ impl<'a> Sweep<'a> {
         }
     }
 
-    /// Its memory is free now.
+    /// Settles an eviction: its memory is free now.
     fn settle_out(&mut self, instance: u32) {
         self.record.instances[instance as usize].place = SweepPlace::Out;
         if self.record.is_used_again(instance) {

@@ -1,4 +1,4 @@
-//! What a pass knows of every storage: where it is, which use comes next, who may leave.
+//! Records of a pass for every storage: where it is, which use comes next, who may leave.
 
 use super::line::SweepLine;
 use super::{ITERATIONS, signed};
@@ -13,7 +13,7 @@ const SMALL_PARTS: u64 = 1 << 14;
 /// A copy that serves more periods than this costs hardly less per period.
 const SERVED_MAX: u8 = 32;
 
-/// What evicting costs: nothing to write, or a write shared by at least so many periods.
+/// Costs of an eviction: nothing to write, or a write shared by at least so many periods.
 pub(super) const SERVED: [u32; 5] = [0, 1, 2, 4, 8];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub(super) struct StorageInstance {
     pub(super) place: SweepPlace,
     /// The tier that holds a valid copy.
     pub(super) copy: Option<Target>,
-    /// Which of its uses comes next, and the op 0 that uses are counted from.
+    /// Next of its uses, and the op 0 that uses are counted from.
     next: u32,
     origin: u32,
 }
@@ -47,9 +47,9 @@ impl StorageInstance {
 /// The inactive period that ends with a use.
 #[derive(Clone, Copy, Debug, Default)]
 struct Before {
-    /// How many periods from this one on a copy made in it would serve.
+    /// Number of periods from this one on that a copy made in it would serve.
     serves: u8,
-    /// Whether the contents are those of the period before: a copy may be there.
+    /// True if the contents are those of the period before: a copy may be there.
     kept: bool,
 }
 
@@ -61,9 +61,9 @@ pub(super) struct Record<'a> {
     pub(super) death: Vec<Option<u32>>,
     pub(super) movable: Vec<bool>,
     pub(super) instances: Vec<StorageInstance>,
-    /// In memory and able to leave, by what that costs, then by next use.
+    /// Storages in memory and able to leave, by what that costs, then by next use.
     pub(super) here: [BTreeSet<(u32, u32)>; SERVED.len()],
-    /// Out and used again, by next use.
+    /// Storages out and used again, by next use.
     pub(super) absent: BTreeSet<(u32, u32)>,
 }
 
@@ -142,7 +142,7 @@ impl<'a> Record<'a> {
         periods
     }
 
-    /// Whether leaving now was expected to cost no write.
+    /// Returns whether leaving now was expected to cost no write.
     pub(super) fn is_expected_drop(&self, instance: u32) -> bool {
         let next = self.instances[instance as usize].next as usize;
         self.before[self.storage_of(instance) as usize][next].kept
@@ -219,7 +219,7 @@ impl<'a> Record<'a> {
         self.here[self.class(instance)].remove(&entry);
     }
 
-    /// Its place in [`SERVED`].
+    /// Returns the place in [`SERVED`].
     fn class(&self, instance: u32) -> usize {
         let one = &self.instances[instance as usize];
         if one.copy.is_some() {

@@ -19,30 +19,30 @@ const ITERATIONS: u64 = 3;
 /// moves so much to and fro, since ops wait for ages, is simulated for long, and no trial saves it.
 const ROWS_TRIED: usize = 64;
 
-/// The best plan is changed at random until so many changes in a row have not helped.
+/// Limit of random changes in a row that have not helped, after which the search ends.
 const IN_VAIN_MOST: u32 = 40;
 
-/// So many simulations are enough for steps of about thirty ops.
+/// Number of simulations that are enough for steps of about thirty ops.
 const PLENTY: u64 = 2000;
 
-/// So many of the best plans are remembered.
+/// Number of the best plans that are remembered.
 const TOPS: usize = 8;
 
-/// Of the random changes: any will do, as long as it is always the same.
+/// Seed of the random changes: any will do, as long as it is always the same.
 const SEED: u64 = 7;
 
-/// How good a plan is: the smaller, the better.
+/// Merit of a plan: the smaller, the better.
 type Merit = (Nanos, Bytes);
 
 /// A plan's rows in their order, and what they led to.
 type Tried = (Merit, Vec<Migration>);
 
-/// Whether trials that simulate at most `most` ops can look at each of a step's ops twice.
+/// Returns whether trials that simulate at most `most` ops can look at each of a step's ops twice.
 pub(super) fn are_cheap(ops: u32, most: u64) -> bool {
     simulations(ops, most) >= 2 * u64::from(ops)
 }
 
-/// Whether they are so many that those for less freedom can be made beforehand.
+/// Returns whether the simulations are so many that those for less freedom can be made beforehand.
 pub(super) fn are_plenty(ops: u32, most: u64) -> bool {
     simulations(ops, most) >= PLENTY
 }
@@ -54,14 +54,14 @@ fn simulations(ops: u32, most: u64) -> u64 {
 /// Simulations that may still be made, and what those made led to.
 pub(super) struct Trials<'a> {
     simulator: &'a Simulator<'a>,
-    /// Where storages may go.
+    /// Tiers for storages.
     targets: &'a [Target],
     ops: u32,
     /// The time of a step that never waits.
     ideal: Nanos,
     left: u64,
     known: HashMap<Vec<Migration>, Merit>,
-    /// From here everything was tried.
+    /// Plans from which everything was tried.
     climbed: HashSet<Vec<Migration>>,
     /// The best plans that ways up ended with.
     tops: Vec<Tried>,
@@ -236,7 +236,7 @@ impl<'a> Trials<'a> {
         Ok(best)
     }
 
-    /// Whether there is nothing left to try with, or to gain.
+    /// Returns whether there is nothing left to try with, or to gain.
     fn is_over(&self, best: &Tried) -> bool {
         self.left == 0 || best.0.0 <= self.ideal
     }

@@ -1,4 +1,4 @@
-//! What trials try: the ways of each period.
+//! Space of trials: the ways of each period.
 
 use super::super::maker::Maker;
 use crate::lifetime::{Period, PeriodEnd};
@@ -73,7 +73,7 @@ pub(super) fn wide(
     Some(periods.iter().map(of).collect())
 }
 
-/// Out from some op on, and back from another on or when it is used.
+/// Returns the moves out from some op on, and back from another on or when it is used.
 fn leaving(period: Period, ops: u32, target: Target) -> impl Iterator<Item = Vec<Migration>> {
     let Period { storage, from, to, end, .. } = period;
     let row = move |direction, when| Migration::unrolled(storage, (direction, target), when, ops);
@@ -86,7 +86,7 @@ fn leaving(period: Period, ops: u32, target: Target) -> impl Iterator<Item = Vec
     })
 }
 
-/// Back from some op on, if it had to leave.
+/// Iterates over the moves back from some op on, if it had to leave.
 fn returning(period: Period, ops: u32) -> impl Iterator<Item = Vec<Migration>> {
     let Period { storage, from, to, end, .. } = period;
     let way = (MigrationDirection::In, Target::Ssd);

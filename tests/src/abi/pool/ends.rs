@@ -1,4 +1,4 @@
-//! Whoever waits for any of several ends, or has an eventfd told; and verification.
+//! Waiting for any of several ends, an eventfd, and verification.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -9,7 +9,7 @@ use super::{Caller, NAMES, POOL_SIZE, WAIT_MS, name_of};
 use crate::abi::last_error;
 
 impl Caller {
-    /// Something was begun of whose end the eventfd, if there is one, is told.
+    /// Counts an operation of whose end the eventfd, if there is one, is told.
     pub(super) fn begun(&mut self) {
         self.eventfd.iter_mut().for_each(|(_, begun)| *begun += 1);
     }

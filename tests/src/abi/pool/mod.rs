@@ -52,7 +52,7 @@ struct Batch {
 struct StartedCommit {
     ticket: u64,
     changes: BTreeMap<u64, Option<Content>>,
-    /// What may stand under the names that it changes if it ends badly.
+    /// Contents that may stand under the names that it changes if it ends badly.
     before: BTreeMap<u64, Vec<Option<Content>>>,
 }
 
@@ -60,7 +60,8 @@ struct Caller {
     choices: Choices,
     folder: Folder,
     pool: u64,
-    /// What may stand under a name now, the newest last; with puts in flight that is not known.
+    /// Contents that may stand under a name now, the newest last; with puts in flight that is not
+    /// known.
     scratch: BTreeMap<u64, Vec<Option<Content>>>,
     durable: BTreeMap<u64, Vec<Option<Content>>>,
     flights: Vec<Flight>,
@@ -103,7 +104,7 @@ pub fn walk_pool(name: &str, choices: Choices, steps: u32) -> u64 {
     caller.reads
 }
 
-/// All that a walk's pool uses.
+/// Size of a walk's pool.
 const POOL_SIZE: u64 = 32 << 20;
 
 /// Opens a pool in this folder, of files of `pool_size` bytes in all.
@@ -112,8 +113,8 @@ pub fn open_pool(folder: &Folder, pool_size: u64) -> u64 {
     opened.unwrap_or_else(|status| panic!("status {status}: {}", last_error()))
 }
 
-/// As [`open_pool`], by this data path and for a GPU too where `gpu` numbers one; the status where
-/// that is refused.
+/// Opens a pool, as [`open_pool`] does, by this data path and for a GPU too where `gpu` numbers
+/// one; the status where that is refused.
 pub fn try_open_pool(
     folder: &Folder,
     pool_size: u64,
@@ -125,7 +126,7 @@ pub fn try_open_pool(
     unsafe { try_open_pool_with(&pool_options(&devices, pool_size, gpu, data_path)) }
 }
 
-/// How it opens one.
+/// Returns the options by which it opens a pool.
 pub fn pool_options(
     devices: &CStr,
     pool_size: u64,
@@ -372,7 +373,7 @@ impl Caller {
         }
     }
 
-    /// What is durable is there again, and nothing else.
+    /// Closes and opens the pool: what is durable is there again, and nothing else.
     fn close_and_open(&mut self) {
         self.close();
         self.pool = open_pool(&self.folder, POOL_SIZE);

@@ -1,4 +1,4 @@
-//! What must hold at any time, and after every recovery.
+//! Checks that hold at any time, and after every recovery.
 
 use std::collections::BTreeMap;
 
@@ -79,8 +79,8 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// How many durable tensors were found damaged and not written again since, and how many
-    /// versions that only seals hold.
+    /// Returns the number of durable tensors that were found damaged and not written again since,
+    /// and of versions that only seals hold.
     pub(super) fn count_lost(&self) -> u64 {
         let is_there =
             |(id, content): &(&u16, &Content)| self.model.durable.get(id) == Some(content);

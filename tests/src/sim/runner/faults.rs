@@ -1,4 +1,4 @@
-//! What is done to the disks, and what may go wrong because of it.
+//! Faults of the disks, and the errors that may follow.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,20 +12,21 @@ use super::{Check, Runner, text};
 use crate::sim::coverage::{FaultSeen, Under};
 use crate::sim::script::{Cut, OneTimeFault};
 
-/// What may go wrong now, because something was done to the disks.
+/// Errors that are allowed, because of faults of the disks.
 #[derive(Default)]
 pub(in crate::sim) struct AllowedErrors {
     /// Writes and flushes may fail: a fault is planned or has struck since the pool was opened.
     pub(in crate::sim) writes: bool,
-    /// How many reads may fail or answer other bytes, once. One alone is retried and never seen.
+    /// Number of reads that may fail or return other bytes, once. One alone is retried and never
+    /// seen.
     pub(super) reads: u64,
-    /// How many tensors may be unreadable for good.
+    /// Number of tensors that may be unreadable for good.
     pub(super) damaged: u64,
     /// The copy of the metadata that was hurt since the pool was opened.
     pub(super) metadata: Option<usize>,
     /// Disks of which a superblock may have been hurt since the pool was opened, and which one.
     pub(super) superblocks: BTreeMap<usize, SuperblockCopy>,
-    /// Whether blocks of tensors may be unreadable for good.
+    /// True if blocks of tensors may be unreadable for good.
     pub(super) unreadable: bool,
     /// A disk is gone.
     pub(super) removed: bool,
@@ -40,7 +41,7 @@ pub(super) enum SuperblockCopy {
 
 /// The longest write. In the superblock's neighbourhood a longer one may hit it.
 const WRITE_MAX: u64 = 32 << 10;
-/// Of operations that go astray, one of so many goes to the first superblock and what is beside it.
+/// Share, 1 / this, of astray operations that go to the first superblock and what is beside it.
 const TO_START: u16 = 4;
 const START: u64 = 16 << 10;
 
@@ -101,7 +102,7 @@ impl Runner<'_> {
         self.disks[index].plan_fault(kind, nth.into(), fault);
     }
 
-    /// Only one of a disk's superblocks may be hurt at a time.
+    /// Returns whether a superblock of a disk may be hurt, only one at a time.
     fn may_hurt_superblock(&mut self, disk: usize, bytes: Range<u64>) -> bool {
         let last = self.disks[disk].size().0 - BLOCK_BYTES;
         let copy = match bytes {
@@ -112,7 +113,8 @@ impl Runner<'_> {
         *self.allowed_errors.superblocks.entry(disk).or_insert(copy) == copy
     }
 
-    /// Only one copy of the metadata may be hurt at a time, and there must be two.
+    /// Returns whether a copy of the metadata may be hurt: only one at a time, and there must be
+    /// two.
     pub(super) fn may_hurt_metadata(&self, disk: usize) -> bool {
         self.script.disks > 1
             && self.allowed_errors.metadata.is_none_or(|hurt| hurt == copy_on(disk))
@@ -163,7 +165,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Whether something may be wrong with a copy of the metadata that no crash has done.
+    /// Returns whether something may be wrong with a copy of the metadata that no crash has done.
     pub(super) fn may_be_hurt(&self) -> bool {
         let AllowedErrors { metadata, superblocks, .. } = &self.allowed_errors;
         metadata.is_some()
@@ -176,8 +178,9 @@ impl Runner<'_> {
         self.disks.iter().any(|disk| !disk.unreadable().is_empty())
     }
 
-    /// Whether a read failed at bytes that the disk does not have any more, where some may be lost.
-    /// The disk is asked: a read that met a fault, or a disk that was gone, fails in the same way.
+    /// Returns whether a read failed at bytes that the disk does not have any more, where some may
+    /// be lost. The disk is asked: a read that met a fault, or a disk that was gone, fails in the
+    /// same way.
     pub(super) fn is_lost(&self, outcome: &TransferOutcome) -> bool {
         match outcome {
             Err(TransferError::Checksum { device, offset, length, expected, .. }) => {
@@ -193,7 +196,7 @@ impl Runner<'_> {
         }
     }
 
-    /// Whether a byte of a disk's data lies in a segment that the index goes on in.
+    /// Returns whether a byte of a disk's data lies in a segment that the index goes on in.
     fn is_of_index(&self, place: u64) -> Result<bool, String> {
         let geometry = self.pool()?.description().geometry;
         let segments = self.pool()?.index_segments().map_err(text)?;

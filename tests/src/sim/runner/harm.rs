@@ -16,15 +16,15 @@ use crate::sim::coverage::{FaultSeen, Under};
 use crate::sim::harm::{Copies, Harm, How, Part};
 use crate::sim::script::Cut;
 
-/// More operations than a script has.
+/// Index of an operation beyond those of a script.
 const NEVER: u64 = 1 << 40;
 
-/// What must become of a pool that was harmed.
+/// Outcome that a harmed pool must have.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Must {
-    /// It opens, and nothing is lost.
+    /// Open, with nothing lost.
     Open,
-    /// It is refused, as often as it is tried.
+    /// Refusal, as often as it is tried.
     BeRefused,
     /// Either: never does it open without what was acknowledged.
     BeSound,
@@ -34,7 +34,7 @@ enum Must {
 struct Harmed {
     extent: BlockExtent,
     how: How,
-    /// What stood there.
+    /// Original bytes.
     before: Vec<u8>,
 }
 
@@ -43,26 +43,26 @@ impl Harmed {
         matches!(self.how, How::Rot(_) | How::Unreadable)
     }
 
-    /// Whether nothing can be read there but zeroes.
+    /// Returns whether nothing can be read there but zeroes.
     fn is_blank(&self) -> bool {
         matches!(self.how, How::Zeroes | How::Unreadable)
     }
 
-    /// As it was before, whatever was written since.
+    /// Restores the original bytes, whatever was written since.
     fn undo(&self, disks: &[SimDisk]) {
         let (disk, block) = (&disks[self.extent.disk], self.extent.block());
         if self.is_overlay() { disk.restore(block) } else { disk.overwrite(block, &self.before) }
     }
 }
 
-/// What was done to a pool.
+/// Harm of a pool.
 struct Done {
     harm: Harm,
     /// One block at least.
     harmed: Vec<Harmed>,
-    /// Whether of the block that was harmed no copy is good.
+    /// True if of the block that was harmed no copy is good.
     in_all: bool,
-    /// Whether the pool was closed well before; else it crashed.
+    /// True if the pool was closed well before; else it crashed.
     closed: bool,
     /// The tensor of which a block is harmed.
     tensor: Option<TensorId>,
@@ -94,7 +94,7 @@ impl Runner<'_> {
         self.check_everything()
     }
 
-    /// Does it, where there is such a structure, and where what must come of it can be known.
+    /// Does the harm, where there is such a structure, and where what must come of it can be known.
     fn do_harm(
         &self,
         harm: Harm,
@@ -158,7 +158,7 @@ impl Runner<'_> {
         harmed
     }
 
-    /// Another device's superblock, or another pool's.
+    /// Returns the superblock of another device, or of another pool.
     fn another(&self, superblock: Superblock, how: How) -> Superblock {
         let devices = self.disks.len() as u32;
         if how == How::OfAnotherDevice && devices > 1 {
@@ -243,7 +243,7 @@ impl Runner<'_> {
         }
     }
 
-    /// Whether a check names what was harmed.
+    /// Checks that the damage is named.
     fn compare_report(&self, report: &CheckReport, done: &Done) -> Check {
         let Done { harm, harmed, closed, tensor, .. } = done;
         let count = |is_meant: &dyn Fn(&Damage) -> bool| {
@@ -282,8 +282,8 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// What a check says after a crash, or after closing, where nothing else has happened: that
-    /// nothing is damaged but what may be.
+    /// Checks a pool after a crash, or after closing, where nothing else has happened: that nothing
+    /// is damaged but what may be.
     pub(super) fn verdict(&mut self) -> Check {
         if self.may_be_hurt() || self.was_hurt {
             return Ok(());
@@ -307,7 +307,7 @@ impl Runner<'_> {
     }
 }
 
-/// Whether what was harmed, in so many of the copies, has no good copy.
+/// Returns whether what was harmed, in `harmed` of the copies, has no good copy.
 fn is_in_all(harm: &Harm, harmed: usize, copies: usize) -> bool {
     harmed == copies && (copies == 1 || harm.copies == Copies::All)
 }
@@ -361,7 +361,7 @@ fn targets(structures: &PoolStructures<'_>, harm: &Harm) -> Vec<(BlockExtent, Ho
 }
 
 impl Done {
-    /// What must become of the pool.
+    /// Returns the outcome that the pool must have.
     fn must(&self) -> Must {
         let Self { harm, harmed, in_all, closed, .. } = self;
         let unreadable = harmed.iter().any(|it| it.how == How::Unreadable);

@@ -1,4 +1,4 @@
-//! What a pool does besides what it is asked for.
+//! Background work of a pool.
 
 use tidelog_engine::pool::{CommitError, ReclaimError};
 
@@ -6,7 +6,7 @@ use super::{Check, Runner};
 use crate::sim::coverage::Under;
 
 impl Runner<'_> {
-    /// Nobody must see a difference, whatever becomes of it.
+    /// Reclaims; no caller may see a difference, whatever becomes of it.
     pub(super) fn reclaim(&mut self) -> Check {
         let reclaimed = self.pool()?.reclaim_once();
         self.count_struck(Under::Reclaim);

@@ -9,7 +9,7 @@ use super::faults::{AllowedErrors, struck_by};
 use super::{Check, Runner, text};
 use crate::sim::coverage::{FaultSeen, Under};
 
-/// How the pool is opened.
+/// Returns the options to open the pool.
 pub(super) fn options() -> OpenOptions {
     OpenOptions {
         staging: ByteCount::kib(256),
@@ -21,7 +21,7 @@ pub(super) fn options() -> OpenOptions {
 }
 
 impl Runner<'_> {
-    /// Returns whether it was closed well. A process that ends otherwise has crashed.
+    /// Returns whether the runner was closed well. A process that ends otherwise has crashed.
     pub(super) fn close(&mut self) -> Result<bool, String> {
         self.writes.clear();
         self.reads.clear();
@@ -43,7 +43,7 @@ impl Runner<'_> {
         self.open()
     }
 
-    /// After a power cut.
+    /// Recovers after a power cut.
     pub(super) fn recover(&mut self) -> Check {
         self.figures.crashes += 1;
         self.close()?;

@@ -18,7 +18,7 @@ pub(super) struct ReadInFlight {
 }
 
 impl Runner<'_> {
-    /// What can be read under an id now.
+    /// Returns the content that can be read under an id now.
     pub(super) fn expected(&mut self, id: u8, durable: bool) -> Result<Option<Content>, String> {
         self.process_completions()?;
         let Model { durable: named, scratch, .. } = &self.model;
@@ -136,7 +136,7 @@ impl Runner<'_> {
     }
 }
 
-/// What a read brought, wherever it went.
+/// Returns the bytes of a read, whatever its destination.
 fn read_bytes(ticket: &Ticket, length: usize) -> Option<Vec<u8>> {
     let from_buffer = ticket.take_buffer().map(|buffer| buffer[..length].to_vec());
     from_buffer.or_else(|| ticket.take_bytes())

@@ -12,12 +12,12 @@ use crate::sim::commits::{Changes, SealChanges, Started};
 use crate::sim::coverage::Under;
 use crate::sim::model::{Content, Sealed};
 
-/// What a seal may hold besides what stands.
+/// Source of a seal's contents besides current versions.
 enum Held {
     Nothing,
-    /// What another seal holds.
+    /// Contents of another seal.
     BySeal(u8),
-    /// What its batch puts.
+    /// Puts of its batch.
     ByBatch(Sealed),
 }
 

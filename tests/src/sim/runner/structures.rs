@@ -1,5 +1,4 @@
-//! Where the structures of a closed pool stand, read from the media as the format says, without the
-//! engine.
+//! Structures of a closed pool, read from the media as the format says, without the engine.
 
 use tidelog_engine::layout::{
     BLOCK_BYTES, Checkpoint, Geometry, HOLDERS_OFFSET, OWNER_OFFSET, SUPERBLOCK_OFFSET, SlotArea,
@@ -43,7 +42,7 @@ pub(super) struct PoolStructures<'a> {
 }
 
 impl PoolStructures<'_> {
-    /// How many copies there are of the metadata.
+    /// Returns the number of copies of the metadata.
     pub(super) fn copies(&self) -> usize {
         self.disks.len().min(2)
     }
@@ -75,13 +74,13 @@ impl PoolStructures<'_> {
         }
     }
 
-    /// The slot of the checkpoint that holds, or the one that is so many further.
+    /// Returns the slot of the checkpoint that holds, or the one that is `further` slots further.
     fn slot(&self, further: u64) -> SlotArea {
         let share = self.geometry.share(0).expect("the pool's only one");
         share.slots[((self.epoch + 1 + further) % 2) as usize]
     }
 
-    /// What of the checkpoint stands in its slot, and what in segments.
+    /// Returns the parts of the checkpoint in its slot, and in segments.
     fn checkpoint(&self, copy: usize) -> (Vec<BlockExtent>, Vec<BlockExtent>) {
         let slot = self.slot(0);
         let bytes = self.disks[copy].peek(slot.checkpoint_offset, slot.checkpoint_bytes as usize);

@@ -1,4 +1,4 @@
-//! What befalls whole disks: one stalls, or comes back as an older copy of itself.
+//! Faults of whole disks: one stalls, or comes back as an older copy of itself.
 
 use tidelog_engine::layout::{BLOCK_BYTES, Events, HOLDERS_OFFSET};
 use tidelog_engine::path::sim::SimSnapshot;
@@ -11,7 +11,7 @@ use crate::sim::coverage::{FaultSeen, Under};
 use crate::sim::model::Content;
 use crate::sim::script::Cut;
 
-/// Far longer than all that is done meanwhile takes, in ticks.
+/// Length of a stall: far longer than all that is done meanwhile takes, in ticks.
 const STALL: u64 = 1_000_000_000;
 /// Tensors that are read meanwhile.
 const READ: usize = 8;
@@ -20,12 +20,12 @@ const READ: usize = 8;
 pub(super) struct Copied {
     disk: usize,
     bytes: SimSnapshot,
-    /// Which opening of the pool it was made in.
+    /// Index of the opening in which the copy was made.
     opening: u64,
-    /// Whether something of its start had rotted, or a write had gone there that was not meant for
+    /// True if something of its start had rotted, or a write had gone there that was not meant for
     /// it.
     start_is_hurt: bool,
-    /// Whether it had a count of openings and closings: without one nothing tells its age.
+    /// True if the copied had a count of openings and closings: without one nothing tells its age.
     has_count: bool,
 }
 

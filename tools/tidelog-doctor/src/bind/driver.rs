@@ -1,4 +1,4 @@
-//! Which driver leaves a controller to user space, and what each needs.
+//! Drivers that leave a controller to user space, and their needs.
 
 use clap::ValueEnum;
 use tidelog_command_line::DoctorExit;
@@ -9,12 +9,12 @@ use crate::outcome::DoctorFailure;
 /// The driver that is to have a device for user space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum DriverChoice {
-    /// Behind an IOMMU vfio-pci, else the other one
+    /// Choose vfio-pci behind an IOMMU, else the generic uio driver
     #[default]
     Auto,
-    /// Only behind an IOMMU, which keeps the device to the memory that it was given
+    /// Take vfio-pci: only behind an IOMMU, which keeps the device to the memory that it was given
     VfioPci,
-    /// Without an IOMMU: the device can then write any memory
+    /// Take the generic uio driver, without an IOMMU: the device can then write any memory
     #[value(name = "uio_pci_generic")]
     UioPciGeneric,
 }
@@ -53,7 +53,7 @@ impl DriverChoice {
     }
 }
 
-/// Whether the controller can be driven through `driver`.
+/// Checks that the controller can be driven through `driver`.
 pub(super) fn check(
     driver: &'static str,
     controller: &PciDevice,
@@ -77,14 +77,14 @@ pub(super) fn check(
     }
 }
 
-/// What to know of a driver that checks nothing.
+/// Returns a warning for a driver that checks nothing.
 pub(super) fn unchecked(driver: &str, controller: &PciDevice) -> Option<&'static str> {
     (driver == UIO && controller.iommu_group.is_none()).then_some(
         "without an IOMMU nothing checks where the device writes: the program that drives it can reach all memory",
     )
 }
 
-/// What a driver needs that a device may not have.
+/// Returns the needs of a driver that a device may not have.
 pub(super) fn needs(driver: &str) -> &'static str {
     match driver {
         UIO => {
@@ -95,7 +95,7 @@ pub(super) fn needs(driver: &str) -> &'static str {
     }
 }
 
-/// Whether a device of this group reaches memory by translated addresses only.
+/// Returns whether a device of this group reaches memory by translated addresses only.
 fn translates(group: u32, sysfs: &Sysfs) -> bool {
     let kind = sysfs.0.join(format!("kernel/iommu_groups/{group}/type"));
     // Kernels that do not say translate, as a rule.

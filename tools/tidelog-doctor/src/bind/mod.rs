@@ -22,26 +22,26 @@ use users::{HeldNamespace, check_user_space, hold};
 
 use crate::outcome::DoctorFailure;
 
-/// Which way a device goes.
+/// Direction in which a device is handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BindDirection {
-    /// From the kernel to user space, by this driver.
+    /// User space, from the kernel, by this driver.
     UserSpace(DriverChoice),
-    /// Back to the kernel.
+    /// Kernel, from user space.
     Kernel,
 }
 
-/// Where things are told. The paths are fields, so that tests can show machines that they do not
-/// have.
+/// Paths of the system's tables. The paths are fields, so that tests can show machines that they do
+/// not have.
 #[derive(Clone, Debug)]
 pub struct SystemPaths {
     /// The kernel's tables of PCI Express.
     pub sysfs: Sysfs,
-    /// Its tables of block devices and their users.
+    /// The tables of block devices and their users.
     pub system: System,
     /// The nodes: `/dev`.
     pub nodes: PathBuf,
-    /// Where SPDK locks a file for each controller that it drives: `/var/tmp`.
+    /// Directory in which SPDK locks a file for each controller that it drives: `/var/tmp`.
     pub claims: PathBuf,
 }
 
@@ -50,7 +50,7 @@ pub struct SystemPaths {
 pub struct BindStep {
     /// The file.
     pub file: PathBuf,
-    /// What is written to it.
+    /// Text that is written to it.
     pub text: String,
 }
 
@@ -60,15 +60,15 @@ pub struct BindStep {
 pub struct BindPlan {
     /// The controller.
     pub address: String,
-    /// Who drives it in the end.
+    /// Driver of the device in the end.
     pub driver: &'static str,
-    /// In this order; none if it is there already.
+    /// Steps, in this order; none if it is there already.
     pub steps: Vec<BindStep>,
-    /// What to know before they are taken.
+    /// Notes for the user before they are taken.
     pub notes: Vec<String>,
-    /// Between a look at its users and the last step somebody could mount it. The kernel takes a
-    /// device away from whoever has it open, mounted or not, without a word: so it must be ours
-    /// until it is gone. An open file does not keep it.
+    /// Namespaces that are held open from a look at their users to the last step: meanwhile
+    /// somebody could mount them. The kernel takes a device away from whoever has it open, mounted
+    /// or not, without a word: so it must be ours until it is gone. An open file does not keep it.
     held: Vec<HeldNamespace>,
 }
 
@@ -77,7 +77,7 @@ const KERNEL: &str = "nvme";
 /// deferred.
 const PROBE_SECONDS_MAX: Duration = Duration::from_secs(2);
 
-/// What handing `device` over takes.
+/// Plans the steps to hand `device` over.
 ///
 /// # Errors
 /// There is no such controller, or something speaks against it.
@@ -111,7 +111,7 @@ pub fn plan(
     Ok(plan)
 }
 
-/// By its address, or by a namespace that it alone has.
+/// Finds a controller by its address, or by a namespace that it alone has.
 fn controller_named(device: &str, sysfs: &Sysfs) -> Result<PciDevice, DoctorFailure> {
     let mut found = match sysfs.pci_device(device) {
         Some(controller) => vec![controller],

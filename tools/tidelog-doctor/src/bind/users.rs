@@ -1,4 +1,4 @@
-//! Who uses a controller: through the kernel, or from user space.
+//! Users of a controller: through the kernel, or from user space.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -20,7 +20,7 @@ use crate::outcome::DoctorFailure;
 /// A namespace that is this process's while this lives.
 #[derive(Debug)]
 pub(super) struct HeldNamespace {
-    /// What it holds, and who else reaches it.
+    /// Notes on its contents, and on others that reach it.
     pub(super) notes: Vec<String>,
     _claim: File,
 }
@@ -28,7 +28,7 @@ pub(super) struct HeldNamespace {
 /// A namespace of a controller, as it is looked at.
 struct Namespace<'a> {
     name: &'a str,
-    /// Its node.
+    /// The node.
     node: String,
     controller: &'a PciDevice,
     machine: &'a SystemPaths,
@@ -55,7 +55,7 @@ pub(super) fn hold(
 }
 
 impl Namespace<'_> {
-    /// What it holds, if nobody uses it.
+    /// Returns the contents of a controller that has no user.
     fn holds(&self) -> Result<Vec<Reason>, DoctorFailure> {
         let (name, node, system) = (self.name, &self.node, &self.machine.system);
         let device = system.named(name);
@@ -92,7 +92,7 @@ impl Namespace<'_> {
         DoctorFailure::new(DoctorExit::Refused, what, reason.help(&self.node))
     }
 
-    /// It may be anybody's then.
+    /// Makes the failure of a controller whose users cannot be known.
     fn unknown(&self, why: &str) -> DoctorFailure {
         let (address, name) = (&self.controller.address, self.name);
         let what = format!("{address}: cannot find out who uses {name}: {why}");
@@ -106,7 +106,7 @@ impl Namespace<'_> {
     }
 }
 
-/// What to do about what cannot be looked at.
+/// Returns advice on tables that cannot be read.
 fn as_root() -> &'static str {
     if is_root() { "run it outside of containers" } else { "run it as root" }
 }
@@ -139,9 +139,9 @@ pub(super) fn check_user_space(
     }
 }
 
-/// Who drives a controller.
+/// User of a controller.
 enum User {
-    /// By its number.
+    /// Process by its number.
     Process(u32),
     /// The kernel tells its number in its own container alone.
     Elsewhere,
@@ -215,7 +215,7 @@ fn process_with(
     Ok(None)
 }
 
-/// One of these that the process has open.
+/// Returns a node that the process has open, of these.
 fn node_open_in(
     process: u32,
     nodes: &[(DeviceNumber, String)],
@@ -244,7 +244,7 @@ fn node_open_in(
     Ok(None)
 }
 
-/// Who has the file locked.
+/// Returns the process that has the file locked.
 fn holder_of(claim: &Path) -> io::Result<Option<User>> {
     // Everybody may make files there: no link is followed, and nothing waited for.
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;

@@ -1,4 +1,4 @@
-//! Where a trial's tensor is put from and got to.
+//! Memory of a trial's tensor.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;

@@ -133,7 +133,7 @@ impl Machine {
         symlink(target, node).unwrap();
     }
 
-    /// What the kernel shows with multipath, of an SSD with two controllers: the namespace beneath
+    /// Shows an SSD with two controllers and multipath as the kernel does: the namespace beneath
     /// their subsystem, and a hidden path to it beneath each.
     pub fn share_disk(&self) {
         self.remove_disk();
@@ -273,7 +273,7 @@ impl Machine {
         }
     }
 
-    /// The same, for what is called.
+    /// Returns the directories, for the functions that are called.
     pub fn roots(&self) -> Roots {
         let [sysfs, procfs, boot, udev] =
             ["sys", "proc", "boot", "udev"].map(|name| self.root(name));

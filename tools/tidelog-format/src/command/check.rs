@@ -36,7 +36,7 @@ pub(super) fn run(args: &PoolArgs) -> Result<CommandReport, FormatFailure> {
     Ok(CommandReport { text, json: json(&report), exit })
 }
 
-/// What was verified, and what is not as it should be.
+/// Describes the verified objects, and those that are damaged.
 pub(super) fn text(report: &CheckReport) -> String {
     let unread: Vec<String> = report.unread_shares().map(|share| share.to_string()).collect();
     let mut text = format!("pool {:032x}: ", report.pool);
@@ -87,7 +87,7 @@ pub(super) fn text(report: &CheckReport) -> String {
     text
 }
 
-/// How what is lost can be dropped.
+/// Describes how lost objects can be dropped.
 pub(super) fn how_to_drop(report: &CheckReport) -> String {
     let mut names: Vec<String> = Vec::new();
     for name in report.damaged_tensors().flat_map(DropName::of) {

@@ -107,7 +107,7 @@ fn options(args: &FormatArgs, targets: &[NamedDevice]) -> FormatOptions {
     }
 }
 
-/// What will be written where.
+/// Plan of the writes and their places.
 struct Plan<'a> {
     args: &'a FormatArgs,
     targets: &'a [NamedDevice],
@@ -162,7 +162,7 @@ impl Plan<'_> {
         text
     }
 
-    /// What happens to a device before its regions are written.
+    /// Returns the preparations of a device before its regions are written.
     fn preparations(&self, target: &NamedDevice) -> Vec<String> {
         let mut what = Vec::new();
         let sparse = self.args.sparse;

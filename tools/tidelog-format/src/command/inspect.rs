@@ -138,7 +138,7 @@ fn share_text(share: &ShareView) -> String {
     text
 }
 
-/// What `list` shows of seals, too.
+/// Returns the table of seals, for `list`, too.
 pub(super) fn seals_table(seals: &[SealDescription]) -> TextTable {
     let mut table = TextTable::new(&["seal", ">tensors", ">size", ">alone", "made"]);
     for seal in seals {

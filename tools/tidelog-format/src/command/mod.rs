@@ -60,7 +60,7 @@ fn page(text: String) -> CommandReport {
     CommandReport { json: json!({ "text": text }), text, exit: FormatExit::Clean }
 }
 
-/// What the names stand for. Those that stand for nothing are refused, all of them.
+/// Resolves the names. Those that stand for nothing are refused, all of them.
 fn resolve(names: &[String], system: &System) -> Result<Vec<NamedDevice>, FormatFailure> {
     let (mut targets, mut missing) = (Vec::new(), Vec::new());
     for name in names {
@@ -82,7 +82,7 @@ fn resolve(names: &[String], system: &System) -> Result<Vec<NamedDevice>, Format
     if missing.is_empty() { Ok(targets) } else { Err(FormatFailure::refused(missing)) }
 }
 
-/// Whether a name is wrong, and not the machine.
+/// Returns whether a name is wrong, and not the machine.
 fn stands_for_nothing(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidFilename, InvalidInput, NotADirectory, NotFound};
     let is_circle = error.raw_os_error() == Some(nix::libc::ELOOP);

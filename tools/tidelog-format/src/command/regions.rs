@@ -10,7 +10,7 @@ pub(super) struct DeviceRegion {
     pub(super) what: String,
     pub(super) start: u64,
     pub(super) end: u64,
-    /// Whether formatting writes it. (The first and the last MiB are cleared besides.)
+    /// True if formatting writes it. (The first and the last MiB are cleared besides.)
     pub(super) written: bool,
 }
 

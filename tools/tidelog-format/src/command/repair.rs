@@ -111,7 +111,7 @@ fn dry_run(lost: &[LostShare]) -> CommandReport {
     CommandReport { text, json, exit }
 }
 
-/// What is given up, and what is left.
+/// Describes the lost commits, and what is left.
 fn lost_text(lost: &[LostShare]) -> String {
     let mut text = String::new();
     for LostShare { share, commits, tensors, damaged } in lost {

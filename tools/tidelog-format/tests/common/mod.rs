@@ -1,4 +1,5 @@
-//! What the tests share: running the tool, files and loop devices to run it on, skipping out loud.
+//! Helpers that the tests share: running the tool, files and loop devices to run it on, skipping
+//! out loud.
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use std::path::Path;
@@ -27,12 +28,12 @@ pub(crate) fn tool(arguments: &[&str]) -> Ran {
     Ran::of(Command::new(env!("CARGO_BIN_EXE_tidelog-format")).args(arguments))
 }
 
-/// What formatting this device, named once, would be answered.
+/// Returns the result of formatting this device, named once.
 pub(crate) fn format_of(device: &str) -> Ran {
     tool(&["format", device, "--dry-run", "--output", "json"])
 }
 
-/// The same, named twice.
+/// Returns the result of formatting with overwriting this device, named twice.
 pub(crate) fn overwrite_of(device: &str) -> Ran {
     tool(&["format", device, "--overwrite", device, "--dry-run", "--output", "json"])
 }

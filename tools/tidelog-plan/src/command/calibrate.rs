@@ -48,7 +48,7 @@ pub(crate) fn calibrate(arguments: &CalibrateArgs) -> Result<String, PlanFailure
     super::write_or_print(arguments.output_file.as_deref(), text)
 }
 
-/// What a GPU's link carries at best.
+/// Returns the fastest link of a GPU.
 fn link_of(address: &str, sysfs: &Path) -> Result<PcieLink, PlanFailure> {
     let sysfs = Sysfs(sysfs.to_owned());
     let device = sysfs.pci_device(address).ok_or_else(|| {

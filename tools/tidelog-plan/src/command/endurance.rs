@@ -181,7 +181,7 @@ fn sentences(wearing: &Wearing, wear: &DriveWear, text: &mut String) {
     };
 }
 
-/// How long a drive lasts, in words.
+/// Returns the life of a drive, in words.
 fn lasts(wear: &DriveWear) -> String {
     match wear.lifetime_hours {
         None => "–".to_owned(),

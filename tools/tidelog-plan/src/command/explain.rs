@@ -15,12 +15,12 @@ use tidelog_planner::tidelog::PlanPrice;
 use tidelog_planner::trace::{PlanStorage, Trace};
 use tidelog_planner::units::{Nanos, OpIndex};
 
-/// Without a question the longest waits and the most written storages are explained: so many of
-/// each.
+/// Number of the longest waits and of the most written storages that are explained without a
+/// question.
 const SHOWN: usize = 3;
-/// Of several storages that a name can mean, so many are listed.
+/// Limit of listed storages that a name can mean.
 const LISTED: usize = 10;
-/// About so many plans are shown with what they cost.
+/// Approximate limit of plans that are shown with their costs.
 const PRICES_SHOWN: usize = 6;
 
 pub(crate) fn explain(
@@ -118,8 +118,8 @@ pub(crate) fn explain(
     Ok(text)
 }
 
-/// What moving parts of storages brings beside moving them whole. Nothing where our policy does not
-/// plan: no other one plans parts.
+/// Returns the gain of moving parts of storages over moving them whole. Nothing where our policy
+/// does not plan: no other one plans parts.
 fn parts(step: &LoadedStep) -> Result<Vec<PartsAnswer>, PlanFailure> {
     if step.policy != PolicyName::Tidelog {
         return Ok(Vec::new());
@@ -149,7 +149,7 @@ fn overview(step: &LoadedStep, text: &mut String) {
     prices(step, text);
 }
 
-/// What other plans would take and write.
+/// Writes the times and written bytes of other plans.
 fn prices(step: &LoadedStep, text: &mut String) {
     let few = PlanPrice::few(&step.prices, PRICES_SHOWN);
     let Some(chosen) = few.iter().find(|price| price.chosen).filter(|_| few.len() > 1) else {

@@ -55,7 +55,7 @@ pub(crate) fn record(arguments: &RecordArgs) -> Result<String, PlanFailure> {
     super::write_or_print(arguments.output_file.as_deref(), text)
 }
 
-/// What the file of a GPU says.
+/// Returns the text of a GPU's file.
 fn text_of_file(gpu: &str) -> Result<String, PlanFailure> {
     let path = Path::new(gpu);
     if path.exists() {

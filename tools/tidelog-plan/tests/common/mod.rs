@@ -27,13 +27,13 @@ pub(crate) fn run(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_tidelog-plan")).args(arguments).output().unwrap()
 }
 
-/// What a run that succeeded printed.
+/// Returns the output of a run that succeeded.
 pub(crate) fn text(output: &Output) -> String {
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// The same, as JSON.
+/// Returns the output as JSON.
 pub(crate) fn json(output: &Output) -> serde_json::Value {
     serde_json::from_str(&text(output)).unwrap()
 }

@@ -20,7 +20,7 @@ class HostMemory(TypedDict):
 
 
 def host_memory() -> HostMemory:
-    """Reads it from the kernel."""
+    """Reads the limits from the kernel."""
     library = load_library()
     declare(library, SIGNATURES, lambda status: last_error(library, status))
     return cast(HostMemory, read_json(library.tide_host_memory, lambda: last_error(library, Status.INVALID_ARGUMENT)))

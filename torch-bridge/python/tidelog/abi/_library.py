@@ -18,7 +18,7 @@ from tidelog import _errors
 
 
 class Status(IntEnum):
-    """What a call returns. Below zero: an error, whose text tide_last_error gives."""
+    """Status of a call. Below zero: an error, whose text tide_last_error gives."""
 
     READY = 0
     ACTION = 1
@@ -100,8 +100,9 @@ def last_error(library: Library, status: int, name_of: Callable[[int], str | Non
 
 
 def read_json(write: Callable[[Any, int], int], error: Callable[[], _errors.Error]) -> Any:
-    """What a function says that writes JSON to a buffer and returns its length, 0 where it fails. JSON
-    may be null, so that None is no failure."""
+    """Reads JSON from a function that writes JSON to a buffer and returns its length, 0 where it fails. JSON may be
+    null, so that None is no failure.
+    """
     length = write(None, 0)
     while True:
         buffer = ctypes.create_string_buffer(length + 1)

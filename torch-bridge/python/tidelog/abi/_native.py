@@ -137,13 +137,13 @@ CALLING_BACK = tuple(f"tide_session_{name}" for name in ("evict", "step", "op_be
 
 
 class Reporter(Protocol):
-    """What knows the storages of a session, and which reports of them are pending."""
+    """Object that knows the storages of a session, and which reports of them are pending."""
 
     def flush(self) -> None:
         """Sends what the session has not heard of, by `calls`."""
 
     def name_of(self, storage: int) -> str | None:
-        """What errors call the storage of this number; None: it has no name."""
+        """Returns the name of a storage for errors; None: it has no name."""
 
 
 class Session:
@@ -186,7 +186,7 @@ class Session:
             self._library.tide_session_close(handle)
 
     def is_open(self) -> bool:
-        """Whether it was opened by this process, and was not closed."""
+        """Returns whether the session was opened by this process, and was not closed."""
         return self._handle != 0 and not self.forked
 
     @property
@@ -217,7 +217,7 @@ class Session:
         self._flushed()
 
     def name(self, storage: int, kind: Kind, name: str) -> None:
-        """What a storage is called, and what it is for."""
+        """Sets the name and the purpose of a storage."""
         self._library.tide_session_name(self._flushed(), storage, kind, name.encode())
 
     # -- what it is asked for: it calls back meanwhile ----------------------------------------------
@@ -246,17 +246,17 @@ class Session:
         self._library.tide_session_wait(self._flushed(), timeout_ms)
 
     def set_budget(self, budget: int) -> None:
-        """Another budget, from the next op boundary on."""
+        """Changes the budget from the next op boundary on."""
         self._library.tide_session_set_budget(self._flushed(), budget)
 
     def lift_budget(self) -> None:
-        """From here on everything may be in memory at once."""
+        """Lifts the budget: everything may be in memory at once."""
         self.set_budget(_UNLIMITED)
 
     # -- plans ------------------------------------------------------------------------------------
 
     def use_parts(self) -> None:
-        """From here on plans may move parts of storages. Before any is born."""
+        """Lets plans move parts of storages. Before any is born."""
         self._library.tide_session_use_parts(self._handle)
 
     def divisible(self, storage: int) -> None:
@@ -264,17 +264,18 @@ class Session:
         self._library.tide_session_divisible(self._flushed(), storage)
 
     def durations(self, nanoseconds: Sequence[int]) -> None:
-        """What each op of the step that is about to end took."""
+        """Reports the time of each op of the step that is about to end."""
         packed = array.array("Q", nanoseconds)
         self._library.tide_session_durations(self._flushed(), *packed.buffer_info())
 
     def leave_plan(self) -> None:
-        """The rest of the step is not what was planned."""
+        """Leaves the plan for the rest of the step."""
         self._library.tide_session_leave_plan(self._flushed())
 
     def hold_plan(self, on: bool) -> bool:
-        """With `on` the first plan, once it is ready, is not followed until this is called without.
-        Returns whether it is ready."""
+        """Holds the first plan, with `on`, or releases it: held, it is not followed until this is called without.
+        Returns whether it is ready.
+        """
         return bool(self._library.tide_session_hold_plan(self._flushed(), on))
 
     def plan(self) -> bytes:
@@ -285,8 +286,9 @@ class Session:
         return ctypes.string_at(due, count.value) if count.value else b""
 
     def choose_regions(self, regions: Sequence[tuple[int, int, int, int]]) -> None:
-        """From here on it is looked for which regions of the planned step are better run once. Of each: its ops of
-        the first run, from and before, and those of the second one."""
+        """Starts the choice of the regions of the planned step that are better run once. Of each: its ops of the first
+        run, from and before, and those of the second one.
+        """
         packed = (Region * len(regions))(*(Region(*region) for region in regions))
         self._library.tide_session_choose_regions(self._flushed(), ctypes.addressof(packed), len(regions))
 
@@ -295,7 +297,7 @@ class Session:
         return cast("RegionChoice | None", self._json(self._library.tide_session_chosen_regions))
 
     def learn_again(self) -> None:
-        """Between two steps: those to come are recorded and planned for as the first ones were."""
+        """Restarts learning between two steps: those to come are recorded and planned for as the first ones were."""
         self._library.tide_session_learn_again(self._flushed())
 
     # -- what users ask ---------------------------------------------------------------------------
@@ -305,7 +307,7 @@ class Session:
         return cast(Stats, self._json(self._library.tide_session_stats))
 
     def simulate(self) -> Simulated | None:
-        """What the plan's simulation expects of a step; None: the last step followed no plan."""
+        """Returns the plan's simulation of a step; None: the last step followed no plan."""
         return cast("Simulated | None", self._json(self._library.tide_session_simulate))
 
     @whole
@@ -333,7 +335,7 @@ class Session:
 
     @whole
     def _json(self, function: Callable[..., int]) -> Any:
-        """What a function says of the session."""
+        """Returns the JSON of a function on the session."""
         handle = self._flushed()
         return read_json(
             lambda buffer, length: function(handle, buffer, length),

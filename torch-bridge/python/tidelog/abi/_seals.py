@@ -35,7 +35,7 @@ class Tensor(ctypes.Structure):
         return cls(int(text[:16], 16), int(text[16:], 16))
 
     def hex(self) -> str:
-        """As 32 hexadecimal digits."""
+        """Returns the number as 32 hexadecimal digits."""
         return f"{self.high:016x}{self.low:016x}"
 
 
@@ -132,7 +132,7 @@ class Pool:
 
     @classmethod
     def at(cls, devices: str, *, read_only: bool, share: int, buffered: bool) -> Pool:
-        """The same, or that of a session of this process which has it open: a share is open once."""
+        """Opens a pool, or returns that of a session of this process which has it open: a share is open once."""
         for session in open_sessions:
             if session.is_open() and (session.devices, session.share) == (devices.encode(), share):
                 return cls.of_session(session)
@@ -235,7 +235,7 @@ class Pool:
         self._library.tide_batch_seal(batch, name.encode(), ids, len(tensors))
 
     def seal_from(self, batch: int, name: str, other: str, tensors: Sequence[str]) -> None:
-        """The same of what another seal holds under these ids, and of the rest of what stands."""
+        """Seals what another seal holds under these ids, and of the rest of what stands."""
         ids = (Tensor * len(tensors))(*(Tensor.of_hex(each) for each in tensors))
         self._library.tide_batch_seal_from(batch, name.encode(), other.encode(), ids, len(tensors))
 
@@ -249,7 +249,7 @@ class Pool:
         return list(found)
 
     def sealed(self, seal: str) -> list[SealedTensor]:
-        """What a seal holds."""
+        """Returns the tensors of a seal."""
         name, function = seal.encode(), self._library.tide_seal_tensors
         return list(self._json(lambda buffer, length: function(self._handle, name, buffer, length)))
 

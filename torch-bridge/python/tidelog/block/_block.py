@@ -68,7 +68,7 @@ _left_behind: list[Tide] = []
 
 @dataclass(frozen=True)
 class Settings:
-    """What a block works with: the options of `offload`, read."""
+    """Settings of a block: the options of `offload`, read."""
 
     budget: int  # bytes
     staging: int  # bytes
@@ -358,7 +358,7 @@ class Tide:
             self._recompute.end_step(started if completed else None, is_planned)
 
     def _why_no_choice(self, settings: Settings) -> str | None:
-        """Why all regions run as the program has them, if that is so."""
+        """Returns the reason why all regions run as the program has them, if that is so."""
         if self.mode != "auto":
             return f"mode={self.mode!r}: nothing is planned"
         if settings.updates == "lazy":
@@ -428,9 +428,10 @@ class Tide:
 
     @contextlib.contextmanager
     def pinned(self, *tensors: Tensor) -> Iterator[None]:
-        """Meanwhile the tensors are in memory and stay where they are: code that Tidelog does not see
-        may use their addresses. Addresses that are asked for inside are not used after it; outside,
-        asking for one pins a tensor for its life, as nothing says for how long it is used."""
+        """Holds the tensors in memory, where they are: code that Tidelog does not see may use their addresses.
+        Addresses that are asked for inside are not used after it; outside, asking for one pins a tensor for its life,
+        as nothing says for how long it is used.
+        """
         self._require_open()
         with self.access.pinned([storage for tensor in tensors for storage in memory_of(tensor)]):
             yield
@@ -443,7 +444,7 @@ class Tide:
             self.access.unpin(storage)
 
     def is_resident(self, tensor: Tensor) -> bool:
-        """Whether the tensor's bytes are in memory now."""
+        """Returns whether the tensor's bytes are in memory now."""
         records = [storage._tide for storage in memory_of(tensor)]
         return not any(record is not None and record.state & _record.AWAY for record in records)
 
@@ -481,7 +482,7 @@ class Tide:
 
     @property
     def is_open(self) -> bool:
-        """Whether the block is running."""
+        """Returns whether the block is running."""
         return self.access.is_open
 
     @property
@@ -517,8 +518,9 @@ class Tide:
         return self.steps.last_step(self.stats()["last_step"])
 
     def simulate_step(self) -> SimulatedStep | None:
-        """What the plan's simulation expects of a step at the pace of the last one, in the words of
-        `last_step`. None where the last step followed no plan to its end."""
+        """Simulates a step of the plan at the pace of the last one, in the words of `last_step`. None where the last
+        step followed no plan to its end.
+        """
         figures = self.session.simulate()
         if figures is None:
             return None
@@ -539,7 +541,7 @@ class Tide:
         return f"<tidelog.Tide {self.phase}, {_notebook.binary(self.live_bytes)} of {budget} in memory>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of the block."""
+        """Returns the HTML of the block for notebooks."""
         if not self.session.is_open():
             return _notebook.text("a tidelog block that is not open")
         return _notebook.of_block(self.stats(), self.phase, self.budget, self.live_bytes, self.peak_bytes)

@@ -19,8 +19,8 @@ _RARELY = 8
 
 
 class OptimizerSteps:
-    """While it is entered, a step ends where the optimizer of the loop has stepped, and the next
-    begins. Where there are several, it ends once each has stepped.
+    """Context in which a step ends where the optimizer of the loop has stepped, and the next begins. Where there are
+    several, it ends once each has stepped.
 
     Micro-batches whose gradients add up are one step, and an evaluation in between is a part of
     one: results do not depend on it, and a plan is left where the loop does something else.

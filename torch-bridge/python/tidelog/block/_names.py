@@ -27,7 +27,7 @@ class Names:
         self._session = session
 
     def follow(self, sources: Sources) -> None:
-        """From here on names come from others."""
+        """Takes names from other sources."""
         self._sources = sources
         self.name_all()
 
@@ -60,7 +60,7 @@ class Names:
                         self._name(value, Kind.OPTIMIZER_STATE, f"{key} of {owner}")
 
     def state(self) -> dict[str, object]:
-        """What a run goes on from: the state_dicts, and torch's random state."""
+        """Returns the state of a run: the state_dicts, and torch's random state."""
         model, optimizer = self._sources()
         state: dict[str, object] = {"rng": _resume.random_state()}
         if model is not None:
@@ -79,7 +79,7 @@ class Names:
         return resumed
 
     def resume_together(self, resume: Together) -> _resume.Resumed | None:
-        """The same with all ranks, before their blocks."""
+        """Resumes with all ranks, before their blocks."""
         model, optimizer = self._sources()
         assert model is not None
         return resume(model, optimizer)

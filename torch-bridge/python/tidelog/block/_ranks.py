@@ -1,5 +1,5 @@
-"""The other ranks of a distributed program: which of them has failed, and why; and from which step on
-all of them follow their plans.
+"""Failures of other ranks of a distributed program: which of them has failed, and why; and from which step on all of
+them follow their plans.
 
 A rank that fails leaves the others in a collective, whose error says that a connection was closed
 and not which rank is gone. So each says who it is, and what ended its block, in the store that all
@@ -33,17 +33,17 @@ _PLAN_STEPS_MAX = 5
 
 
 def local_rank() -> int:
-    """This process's number among the ranks of this machine, as torchrun says it."""
+    """Returns this process's number among the ranks of this machine, as torchrun says it."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def local_world_size() -> int:
-    """How many ranks this machine has."""
+    """Returns the number of ranks of this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def go_on_together() -> bool:
-    """Whether a block that goes on from a checkpoint does so with other ranks, which have to be known then."""
+    """Returns whether a block that goes on from a checkpoint does so with other ranks, which have to be known then."""
     local = local_world_size()
     size = torch.distributed.get_world_size() if _is_distributed() else 1
     if local > 1 and size == 1:
@@ -60,7 +60,7 @@ def go_on_together() -> bool:
 
 
 class Ranks:
-    """What one rank's block says to the others, and hears of them."""
+    """Messages between one rank's block and the others."""
 
     blocks = 0  # of this process, that were distributed: what one says is not meant for the next
 
@@ -86,8 +86,8 @@ class Ranks:
         self._over.set()
 
     def follows_plan(self, is_ready: bool) -> bool:
-        """Whether the step that begins follows this rank's first plan, if that is ready. Called in
-        each step until it does, so that all ranks count alike.
+        """Returns whether the step that begins follows this rank's first plan, if that is ready. Called in each step
+        until it does, so that all ranks count alike.
 
         The last rank to have a plan names the next step to the others, who wait for it in this one's
         collectives at the latest; so all begin in the same step."""
@@ -169,7 +169,7 @@ def _tell(what: str, value: object) -> None:
 
 
 def _heard(what: str, rank: int) -> Any:
-    """What a rank told; None: nothing."""
+    """Returns the message of a rank; None: nothing."""
     store = _store()
     return json.loads(store.get(_key(what, rank))) if store.check([_key(what, rank)]) else None
 
@@ -180,7 +180,7 @@ def _others() -> tuple[list[int], int]:
 
 
 def _first_error() -> str | None:
-    """Which other rank's block has failed, and why."""
+    """Returns the rank whose block failed first, and the reason."""
     others, size = _others()
     for rank in others:
         if (told := _heard("error", rank)) is not None:

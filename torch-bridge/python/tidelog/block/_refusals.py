@@ -1,4 +1,4 @@
-"""What a BudgetError says: what does not fit, what cannot move and why, and a budget that is enough.
+"""Texts of BudgetError: what does not fit, what cannot move and why, and a budget that is enough.
 
 The session knows what an op needs and how much stays. Why something stays, what it is called in the program, and how
 large staging buffers are in another budget is known here.
@@ -136,7 +136,7 @@ def _called(record: Record, names: Mapping[int, str]) -> str:
 
 
 def _names_in_modules() -> dict[int, str]:
-    """What memory is called by variables of modules that are running, and by the lists and dicts in these."""
+    """Returns names of memory by variables of modules that are running, and by the lists and dicts in these."""
     names: dict[int, str] = {}
     for variables in _modules():
         for name, value in list(variables.items()):

@@ -26,8 +26,9 @@ class Restoring:
         self._access = access
 
     def stop_migrations(self) -> None:
-        """From here on nobody says which tensors are used and written, so nothing may leave or be
-        prefetched."""
+        """Stops migrations: from here on nobody says which tensors are used and written, so nothing may leave or be
+        prefetched.
+        """
         self._session.leave_plan()
         self._session.lift_budget()
         with contextlib.suppress(_errors.Error):  # a write that failed: its tensor is still here
@@ -65,7 +66,7 @@ class Restoring:
         return failure
 
     def everything(self) -> None:
-        """Whatever the budget says."""
+        """Restores everything, whatever the budget says."""
         self._session.lift_budget()
         with self._progress() as progress:
             for record in self._ledger.all():
@@ -76,7 +77,7 @@ class Restoring:
         self._performer.make_usual()
 
     def leave_the_rest(self, budget: int, outside: str, failure: str) -> None:
-        """What is still out stays, and its names are in a warning to whoever leaves the block."""
+        """Leaves out what does not fit, and warns whoever leaves the block with the names."""
         left = [record for record in self._ledger.all() if record.state & _record.AWAY]
         for record in left:
             # What is coming has memory, and a device may be writing it.

@@ -35,7 +35,7 @@ _FAILS_WITHIN_SECONDS = 10.0
 
 
 class State(dict[str, Any]):
-    """What torch's thread saves. Once nobody has it any more, the save is over."""
+    """State that torch's thread saves. Once nobody has it any more, the save is over."""
 
     def __init__(self, save: Save) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Save:
     # -- on the block's thread --------------------------------------------------------------------
 
     def give_up(self) -> None:
-        """Nobody goes on with it."""
+        """Gives up the save."""
         self._state = None
 
     def await_end(self, within: float | None = None) -> bool:
@@ -124,7 +124,7 @@ class Save:
         return time.monotonic() > self._begun + _BEGINS_WITHIN_SECONDS
 
     def close(self) -> None:
-        """It is over. What it held is free unless a checkpoint has it."""
+        """Ends the save. What it held is free unless a checkpoint has it."""
         self._is_over = True
         if self._ids:
             with contextlib.suppress(_errors.Error), self.pool.batch() as batch:
@@ -133,7 +133,7 @@ class Save:
 
 
 class Saves:
-    """Those of one block: at most one at a time."""
+    """Saves of one block: at most one at a time."""
 
     def __init__(self) -> None:
         self._current: Save | None = None

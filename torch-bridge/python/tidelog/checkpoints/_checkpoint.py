@@ -41,7 +41,7 @@ _manifests = threading.Lock()
 
 
 class Block(Protocol):
-    """What writing a checkpoint asks of an offload block."""
+    """Block as writing a checkpoint needs it."""
 
     ledger: Ledger
     session: Session
@@ -91,7 +91,7 @@ def seal(pool: Pool, name: str, manifest: bytes, ids: list[str], staged: str | N
 
 
 class _Puts:
-    """What is put for one checkpoint: scratch tensors, whose names go once the seal holds them."""
+    """Puts for one checkpoint: scratch tensors, whose names go once the seal holds them."""
 
     def __init__(self, pool: Pool) -> None:
         self.ids: list[str] = []
@@ -136,7 +136,7 @@ class _Puts:
                 self.forget()
 
     def forget(self) -> None:
-        """What was put has no name of its own any more, also where a put failed."""
+        """Forgets the names of puts, also where a put failed."""
         try:
             self._settle()
         finally:
@@ -199,13 +199,13 @@ class _Copied(_Puts):
         return {number: copy for (number, _, _), copy in zip(asked, copies, strict=True) if copy}
 
     def give_up(self) -> None:
-        """There is no checkpoint: what was written for it does not take the room of what must leave."""
+        """Gives up the checkpoint: what was written for it does not take the room of what must leave."""
         for record in self._clean:
             if record.state == _record.CLEAN:
                 self._tide.ledger.modified(record)
 
     def _describe(self, record: Record | None, storage: Storage) -> tuple[int, int, int]:
-        """What the library is to compare: number, address (0: out), length; no number: it has none."""
+        """Describes a storage for comparison: number, address (0: out), length; no number: it has none."""
         length = nbytes(storage)
         if record is None or not record.reported or length == 0:
             return (-1, 0, length)
@@ -269,8 +269,9 @@ class Checkpoints:
         return Saved(self._pool, name).state(weights_only=weights_only)
 
     def parts(self, name: str, *, weights_only: bool = True) -> Parts:
-        """What a checkpoint holds, each tensor read when it is asked for: `parts(name)["model.layer.weight"]`.
-        Of use while these checkpoints are open."""
+        """Returns the contents of a checkpoint, each tensor read when it is asked for:
+        `parts(name)["model.layer.weight"]`. Of use while these checkpoints are open.
+        """
         return Parts(Saved(self._pool, name), weights_only=weights_only)
 
     def export(self, name: str, path: StrPath) -> None:
@@ -291,9 +292,10 @@ class Checkpoints:
             puts.forget()
 
     def retain(self, *, last: int, every: int = 0, prefix: str = "") -> builtins.list[str]:
-        """Of the checkpoints whose names are `prefix` and a number, keeps the `last` highest, and those
-        whose number is a multiple of `every`; deletes the others and returns their names. The highest
-        is verified first: where it has lost bytes, nothing is deleted."""
+        """Retains of the checkpoints whose names are `prefix` and a number the `last` highest, and those whose number
+        is a multiple of `every`; deletes the others and returns their names. The highest is verified first: where it
+        has lost bytes, nothing is deleted.
+        """
         if last < 1:
             raise ValueError(f"last is {last}: at least one checkpoint is kept.")
         numbered: list[tuple[int, str]] = []

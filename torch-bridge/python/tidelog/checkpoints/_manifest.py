@@ -46,7 +46,7 @@ class Placed:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def saved(self) -> Any:
-        """As `Writer` writes a tensor."""
+        """Returns the tensor as `Writer` writes it."""
         strides = [math.prod(self.shape[dimension + 1 :]) for dimension in range(len(self.shape))]
         view = (self.shape, tuple(strides), 0)
         return (self.storage, str(self.dtype).removeprefix("torch."), view, "tensor", (False, False, False))
@@ -143,7 +143,7 @@ class View:
         return int(math.prod(self.shape)) * self.dtype.itemsize
 
     def is_contiguous(self) -> bool:
-        """Whether its elements lie one after the other, in order."""
+        """Returns whether the elements lie one after the other, in order."""
         expected = 1
         for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
             if size != 1 and stride != expected:

@@ -1,5 +1,5 @@
-"""How a run goes on from a checkpoint: what `tide.checkpoint` has kept becomes that of the model, of the
-optimizer and of torch again.
+"""Resuming of a run from a checkpoint: what `tide.checkpoint` has kept becomes that of the model, of the optimizer and
+of torch again.
 
 It is read inside the block, a tensor at a time, so that a state larger than the budget moves out as it
 comes.

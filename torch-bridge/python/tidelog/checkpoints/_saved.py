@@ -23,8 +23,9 @@ PART, METADATA, STAGED = OF_RANKS = (" (part)", " (metadata)", " (staged)")
 
 
 def age(seal: Seal) -> tuple[Any, ...]:
-    """What sorts the seals of a share by their commits, the oldest first. Those of older software, which
-    knew no order, are the oldest: by their clock, and in one second by the numbers in their names."""
+    """Returns the key that sorts the seals of a share by their commits, the oldest first. Those of older software,
+    which knew no order, are the oldest: by their clock, and in one second by the numbers in their names.
+    """
     parts = re.split(r"(\d+)", seal["name"])
     return seal["order"], seal["sealed_at"], [int(part) if part.isdigit() else part for part in parts]
 
@@ -65,7 +66,7 @@ class Saved:
 
     @staticmethod
     def parts(state: object) -> dict[str, object]:
-        """Everything in nested dicts and lists, by the names that lead there: "model.layer.weight"."""
+        """Returns all leaves of nested dicts and lists, by the names that lead there: "model.layer.weight"."""
         found: dict[str, object] = {}
         for key, value in _flattened(state, ""):
             if key in found:
@@ -85,7 +86,7 @@ class Saved:
         return view.on(storage)
 
     def bytes_of(self, view: View, chunk: int) -> Iterator[bytes]:
-        """The bytes of a contiguous tensor, so many at a time."""
+        """Yields the bytes of a contiguous tensor, `chunk` at a time."""
         identity = self.manifest.ids[view.storage]
         at = view.offset * view.dtype.itemsize
         end = at + view.nbytes()
@@ -106,8 +107,9 @@ class Saved:
 
 
 class Parts(Mapping[str, Any]):
-    """What a checkpoint has, by the names that lead there ("model.layer.weight"). A tensor is read when it
-    is asked for, each time, and only its own bytes."""
+    """Contents of a checkpoint by the names that lead there ("model.layer.weight"). A tensor is read when it is asked
+    for, each time, and only its own bytes.
+    """
 
     def __init__(self, saved: Saved, *, weights_only: bool) -> None:
         self._saved = saved

@@ -33,7 +33,7 @@ class _StandIn(torch.Tensor):
 
 
 class StandIns(Writer):
-    """Makes them of a state. `places` are their storages, and `storages` those that they stand for."""
+    """Maker of stand-ins for a state. `places` are their storages, and `storages` those that they stand for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class StandIns(Writer):
         return copy.deepcopy(value)
 
     def check(self, tensor: torch.Tensor) -> None:
-        """As for any checkpoint."""
+        """Checks a tensor as for any checkpoint."""
         try:
             super().check(tensor)
         except _errors.Error as error:

@@ -1,4 +1,4 @@
-"""What the commands of `tidelog` have in common: how they are read, and how they end."""
+"""Parts that the commands of `tidelog` share: how they are read, and how they end."""
 
 from __future__ import annotations
 
@@ -37,15 +37,16 @@ class Parser(argparse.ArgumentParser):
 
 
 class Commands(Protocol):
-    """What commands are added to."""
+    """Object to which commands are added."""
 
     def add_parser(self, name: str, **words: Any) -> Parser:
         """A command line of the command's own."""
 
 
 def asks_for_json(words: Sequence[str]) -> bool:
-    """Whether a command line that makes no sense asks for JSON nevertheless. What is behind the name of
-    a program is the program's."""
+    """Returns whether a command line that makes no sense asks for JSON nevertheless. What is behind the name of a
+    program is the program's.
+    """
     before = ""
     for place, word in enumerate(words):
         if word == "--output=json" or (before, word) == ("--output", "json"):
@@ -63,7 +64,7 @@ def add_output(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def reader(read: Callable[[Any, str], Any], name: str) -> Callable[[str], Any]:
-    """How argparse reads an option that a function reads: what makes no sense is a wrong command line."""
+    """Returns a reader for argparse of an option that a function reads: what makes no sense is a wrong command line."""
 
     def reading(text: str) -> Any:
         try:
@@ -75,7 +76,7 @@ def reader(read: Callable[[Any, str], Any], name: str) -> Callable[[str], Any]:
 
 
 def failure(said: argparse.Namespace, code: int, text: object) -> str:
-    """Why there is no answer: as the other tools say it in JSON, or as people read it."""
+    """Returns the reason why there is no answer: as the other tools say it in JSON, or as people read it."""
     if said.output == "json":
         return json.dumps({"error": str(text), "help": "", "exit": int(code)})
     return f"tidelog {said.name}: {text}"

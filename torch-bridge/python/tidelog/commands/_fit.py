@@ -46,7 +46,7 @@ _PROCESSOR: dict[str, Any] = {
 
 
 class Exit(IntEnum):
-    """How `tidelog fit` ends."""
+    """Exit codes of `tidelog fit`."""
 
     FITS = 0
     NO_MODEL = 1
@@ -57,7 +57,7 @@ class Exit(IntEnum):
 
 
 class Failure(_errors.Error):
-    """Why there is no answer, and the exit code."""
+    """The reason why there is no answer, and the exit code."""
 
     def __init__(self, code: Exit, text: object) -> None:
         super().__init__(str(text))
@@ -66,7 +66,7 @@ class Failure(_errors.Error):
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of a model: the options of `fit`, read."""
+    """Question on a model: the options of `fit`, read."""
 
     model: str
     memory: int | None = None
@@ -103,7 +103,7 @@ def fit(
     report: StrPath | None = None,
     trace: StrPath | None = None,
 ) -> Fit:
-    """What a training step of a model would need, and how fast it would be, before any training.
+    """Predicts the needs and the speed of a training step of a model, before any training.
 
     `model` is a name, a config.json or FILE.py:FUNCTION; `pool` is measured, or `read` and `write`
     say its bytes per second; `memory` is the budget, by default all that the model needs. The other
@@ -181,7 +181,7 @@ def _figures(said: Question, folder: Path) -> FitFigures:
 
 
 def _changes(memory: int, enough: int) -> Iterator[tuple[str, int, int]]:
-    """What else could be bought: in words, the memory then, and how much faster the SSDs are."""
+    """Yields other hardware: in words, the memory then, and how much faster the SSDs are."""
     for more in sorted({min(memory * 3 // 2, enough), min(memory * 2, enough)}):
         if more > memory:
             yield f"{binary(more)} of memory", more, 1
@@ -228,7 +228,7 @@ class _Need:
 
 
 def _need(trace: dict[str, Any]) -> _Need:
-    """What the step of a trace needs of memory, and what its ops take."""
+    """Returns the memory that the step of a trace needs, and the times of its ops."""
     sizes = [storage["size"] for storage in trace["storages"]]
     alive = sum(s["size"] for s in trace["storages"] if "output" not in (s["identity"] or {}))
     peak, least, least_op = alive, 0, ""
@@ -247,7 +247,7 @@ def _need(trace: dict[str, Any]) -> _Need:
 
 
 def _speed(said: Question) -> _measure.PoolSpeed:
-    """What the pool carries. Where rates are said, what transfers cost the ops is not known."""
+    """Returns the speed of the pool. Where rates are said, what transfers cost the ops is not known."""
     if said.read and said.write:
         return _measure.PoolSpeed(int(said.read), int(said.write), slowdown=1.0)
     try:
@@ -274,13 +274,13 @@ def _machine(said: Question, rates: Rates, memory: int, staging: int) -> dict[st
 
 
 def _expects(trace: Path, machine: Path) -> dict[str, Any]:
-    """What the simulation of the plan for a machine says."""
+    """Returns the simulation of the plan for a machine."""
     plan: dict[str, dict[str, Any]] = json.loads(_planner(["plan", "--output", "json", trace, machine]))
     return plan["expects"]
 
 
 def _planner(words: Sequence[object], failure: Exit = Exit.NO_PLANNER) -> str:
-    """What tidelog-plan writes."""
+    """Runs tidelog-plan, and returns its output."""
     beside = Path(sys.executable).with_name("tidelog-plan")
     checkout = Path(__file__).resolve().parents[4] / "target" / "release" / "tidelog-plan"
     found = next((path for path in (beside, checkout) if path.exists()), shutil.which("tidelog-plan"))

@@ -1,4 +1,4 @@
-"""What `tidelog.fit` returns: figures, as text, and in a notebook."""
+"""Result of `tidelog.fit`: figures, as text, and in a notebook."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PoolRates = TypedDict("PoolRates", {"read": int, "write": int, "from": Literal["
 
 
 class Change(TypedDict):
-    """What other hardware would bring."""
+    """Effect of other hardware."""
 
     change: str
     step_seconds: float
 
 
 class _Planned(TypedDict, total=False):
-    """What is known where it fits."""
+    """Figures where the model fits."""
 
     pool: PoolRates
     slowdown: float  # of ops beside transfers
@@ -46,7 +46,7 @@ class _Planned(TypedDict, total=False):
 
 
 class FitFigures(_Planned):
-    """What `Fit.figures` has. Sizes are bytes."""
+    """Figures of `Fit`. Sizes are bytes."""
 
     model: str
     parameters: int
@@ -63,13 +63,13 @@ class FitFigures(_Planned):
 
 @dataclass(frozen=True)
 class Fit:
-    """What a model needs, and how fast it would train. As text it is one screen."""
+    """Prediction for a model: its needs, and its speed. As text it is one screen."""
 
     figures: FitFigures
 
     @property
     def fits(self) -> bool:
-        """Whether the budget is enough."""
+        """Returns whether the budget is enough."""
         return self.figures["fits"]
 
     def __str__(self) -> str:
@@ -116,7 +116,7 @@ def _screen(figures: FitFigures) -> Iterator[str]:
 
 
 def _lasting(figures: FitFigures) -> str:
-    """How long the drives' rated writes hold, in a unit in which that is no zero."""
+    """Returns the time for which the drives' rated writes hold, in a unit in which that is no zero."""
     if "wear" not in figures:
         return "--drive says which they are (tidelog-plan endurance --help lists them)"
     hours = figures["wear"]["lifetime_hours"]

@@ -1,4 +1,4 @@
-"""What this machine takes for a step's ops, and what its pool carries, without running the step.
+"""Measurement of a step's ops and of the pool on this machine, without running the step.
 
 Each different op (its name, and the shapes, strides and types of its tensors) runs by itself on
 tensors of its own, so that memory for one op is enough. Layers repeat: a model of many has not many
@@ -76,7 +76,7 @@ class MeasuredRecorder(Recorder):
         return time.perf_counter_ns() - began
 
     def _real(self, value: Any) -> Any:
-        """The same with tensors that have bytes."""
+        """Replaces tensors by such that have bytes."""
         if isinstance(value, Tensor):
             return _filled(value, self._device)
         if isinstance(value, (list, tuple)):
@@ -99,12 +99,12 @@ def _filled(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _floating_type(args: Args) -> torch.dtype | None:
-    """That of the first tensor that has one."""
+    """Returns the type of the first tensor that has one."""
     return next((each.dtype for each in args if isinstance(each, Tensor) and each.is_floating_point()), None)
 
 
 def _of_one_type(value: Any, dtype: torch.dtype | None) -> Any:
-    """The same with all floating tensors of this type."""
+    """Converts all floating tensors to this type."""
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, (list, tuple)):
@@ -126,7 +126,7 @@ def _key(value: Any) -> object:
 
 @dataclass(frozen=True)
 class PoolSpeed:
-    """What a pool carries, and what its transfers cost the ops beside them."""
+    """Speed of a pool, and the cost of its transfers to the ops beside them."""
 
     read: int  # bytes per second
     write: int

@@ -34,7 +34,7 @@ _FOUND = ("model", "optimizer", "resume")
 
 
 class Exit(IntEnum):
-    """How `tidelog run` ends where the program does not decide it."""
+    """Exit codes of `tidelog run` where the program does not decide it."""
 
     USAGE = USAGE
     NO_PROGRAM = 66
@@ -136,7 +136,7 @@ def _refuse(said: argparse.Namespace, code: Exit, why: object) -> int:
 
 
 def _options(said: argparse.Namespace) -> dict[str, Any]:
-    """What is said for `offload`. The report is written by `_conclude`, however the program ends."""
+    """Returns the options for `offload`. The report is written by `_conclude`, however the program ends."""
     options = {name: getattr(said, name) for name in offload.options if name not in (*_FOUND, "report")}
     if options["device"] == "auto" and torch.cuda.is_available():
         # There is no model yet whose place could tell.
@@ -163,7 +163,7 @@ def _execute(said: argparse.Namespace) -> SystemExit | None:
 
 
 class Figures(Stats):
-    """What is written of a run: `Tide.stats`, and these."""
+    """Figures of a run: `Tide.stats`, and these."""
 
     steps: int
     seconds_per_step: float | None  # the median

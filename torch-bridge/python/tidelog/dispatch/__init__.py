@@ -1,1 +1,1 @@
-"""What is done before and after every op."""
+"""Actions before and after every op."""

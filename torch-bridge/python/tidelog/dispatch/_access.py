@@ -34,7 +34,7 @@ _loans = threading.local()
 
 
 def loans_of_this_thread() -> list[Record]:
-    """What this thread, which is not the block's, uses right now."""
+    """Returns the records that this thread, which is not the block's, uses right now."""
     found: list[Record] | None = getattr(_loans, "records", None)
     if found is None:
         found = _loans.records = []
@@ -42,14 +42,14 @@ def loans_of_this_thread() -> list[Record]:
 
 
 def lacks(record: Record) -> bool:
-    """Whether this thread, which is not the block's, cannot read a storage as it is. What it has borrowed has its
-    memory, also where the block's thread waits to take that.
+    """Returns whether this thread, which is not the block's, cannot read a storage as it is. What it has borrowed has
+    its memory, also where the block's thread waits to take that.
     """
     return bool(record.state & _record.AWAY) and record not in loans_of_this_thread()
 
 
 class Access:
-    """How accesses that are no op reach the storages of one block."""
+    """Access to the storages of one block other than by ops."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Access:
 
     @contextlib.contextmanager
     def by_any_thread(self) -> Iterator[None]:
-        """What any thread may do once the block has ended, or its thread: one after the other."""
+        """Allows any thread to act once the block has ended, or its thread: one after the other."""
         # A thread that Python has not started says that it is alive after its end, too.
         is_running = self._owner.is_alive() and self._owner.ident in sys._current_frames()
         if self._session.forked or (self.is_open and is_running):
@@ -97,7 +97,7 @@ class Access:
             yield
 
     def is_elsewhere(self) -> bool:
-        """Whether this is another thread than the block's own."""
+        """Returns whether this is another thread than the block's own."""
         return threading.get_ident() not in (self._thread, self._thread_instead) and not _turns.is_mine()
 
     def workers(self) -> tuple[int | None, ...]:
@@ -105,24 +105,24 @@ class Access:
         return self._thread, self._thread_instead
 
     def is_instead(self) -> bool:
-        """Whether it is one that does the work of the block's own."""
+        """Returns whether the access is one that does the work of the block's own."""
         return threading.get_ident() != self._thread
 
     def is_replaced(self) -> bool:
-        """Whether another thread does the work of the block's own right now."""
+        """Returns whether another thread does the work of the block's own right now."""
         return self._thread_instead is not None
 
     @whole
     def goes_on_in(self, thread: int | None) -> None:
-        """Meanwhile another thread, which has the same modes, does the work of the block's own, which waits."""
+        """Lets another thread, which has the same modes, do the work of the block's own, which waits."""
         self._thread_instead = thread
 
     def is_live(self) -> bool:
-        """Whether the block runs, in this process."""
+        """Returns whether the block runs, in this process."""
         return self.is_open and not self._session.forked
 
     def may_be_out(self) -> bool:
-        """Whether tensors move: not while all fits."""
+        """Returns whether tensors move: not while all fits."""
         return not self._ledger.quiet
 
     @whole
@@ -167,8 +167,9 @@ class Access:
 
     @contextlib.contextmanager
     def turn(self, wanted: Record) -> Iterator[None]:
-        """Meanwhile this thread, which is another one, does what else the block's alone may do: see `_turns`. An error
-        says of what it wants that it cannot have it."""
+        """Gives this thread, which is not the block's, a turn in which it may do what else the block's alone may do:
+        see `_turns`. An error says of what it wants that it cannot have it.
+        """
         try:
             with _turns.taken(borrows=bool(loans_of_this_thread())):
                 if not self.is_live():
@@ -227,12 +228,13 @@ class Access:
             self.bring_back(storage, written=storage)
 
     def of_a_pool(self, on: bool) -> None:
-        """Whether storages that are registered from now on are in memory that the program manages itself. Other memory
-        would not be the same to it, so they stay where they are."""
+        """Sets whether storages that are registered from now on are in memory that the program manages itself. Other
+        memory would not be the same to it, so they stay where they are.
+        """
         self._ledger.newborn_moves = not on
 
     def of_a_reducer(self) -> contextlib.AbstractContextManager[None]:
-        """While a reducer of DDP makes its buckets."""
+        """Marks the time in which a reducer of DDP makes its buckets."""
         return of_a_reducer(self._ledger) if self.is_live() and not self.is_elsewhere() else contextlib.nullcontext()
 
     def launch(self, func: Launch, args: Args, kwargs: Kwargs) -> Any:
@@ -241,7 +243,7 @@ class Access:
 
     @contextlib.contextmanager
     def pinned(self, storages: Sequence[Storage]) -> Iterator[None]:
-        """Meanwhile these stay where they are, and asking for an address pins nothing."""
+        """Holds storages in place; and asking for an address pins nothing."""
         holds = self.bring_and_hold(storages)
         records = [record for storage in storages if (record := storage._tide) is not None]
         for record in records:
@@ -262,7 +264,7 @@ class Access:
 
     @whole
     def unpin(self, storage: Storage) -> None:
-        """Nobody uses an address of the storage any more: it may move again."""
+        """Unpins a storage of which nobody uses an address any more: it may move again."""
         storage._aliased = False
         record = storage._tide
         if record is not None and record.ledger is self._ledger and record.pins:
@@ -277,13 +279,13 @@ class Access:
 
     @whole
     def moves(self, tensor: Tensor) -> bool:
-        """Whether the tensor's memory may leave while the block is open."""
+        """Returns whether the tensor's memory may leave while the block is open."""
         record = adopt(self._ledger, tensor)
         return record is not None and not record.pins
 
     @whole
     def rebind(self, storage: Storage) -> None:
-        """Another block takes a storage over from this one, which has ended."""
+        """Hands a storage over to another block; this one has ended."""
         record = storage._tide
         with self.by_any_thread():
             self.bring_back(storage, written=storage)

@@ -41,7 +41,7 @@ class Kernels:
         self._performed = self._performed_before = 0  # the same of requests
 
     def open(self, services: tuple[Any, ...], step: Step, session: Session, updates: dict[int, Any]) -> None:
-        """From here on ops of this thread are those of a block. `services`: those of its `Hook`."""
+        """Makes ops of this thread those of a block. `services`: those of its `Hook`."""
         if not self._is_open:
             module = self._module
             module.open(step, services, updates, session.attention, held, waiting)
@@ -59,14 +59,14 @@ class Kernels:
         return wrapper
 
     def close(self) -> None:
-        """From here on none does."""
+        """Ends the block's ops of this thread."""
         if self._is_open:
             self.figures()
             self._module.close()
             self._is_open = False
 
     def figures(self) -> Dispatch:
-        """How many ops and requests of the block needed nothing of Python's."""
+        """Returns the number of ops and requests of the block that needed nothing of Python's."""
         if self._is_open:
             self._passed += self._module.passed() - self._before
             self._performed += self._module.performed() - self._performed_before

@@ -1,5 +1,6 @@
-"""What of ops is done in Python: what is rare, and what is done once for an op. All else is decided and done by the
-kernels in C++ (native/kernel.h), which call this."""
+"""Part of ops that is done in Python: what is rare, and what is done once for an op. All else is decided and done by
+the kernels in C++ (native/kernel.h), which call this.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ from tidelog.storages._ops import (
 
 
 class Observer(Protocol):
-    """What is called with an op."""
+    """Function that is called with an op."""
 
     def __call__(self, func: OpOverload, args: Args, kwargs: Kwargs, run: Callable[[], Any], /) -> Any:
         """Returns what it returns. `run` has torch run it with these arguments."""
@@ -68,7 +69,7 @@ class Pending(Protocol):
 
 
 class Hook:
-    """What of ops is done in Python, in one block."""
+    """Part of ops that is done in Python, in one block."""
 
     def __init__(self, steps: Steps, heap: Heap | Cache, async_uses: AsyncUses, updates: Pending) -> None:
         self._steps = steps
@@ -77,7 +78,7 @@ class Hook:
         self._updates = updates
 
     def services(self, bystander: Observer) -> Services:
-        """What the kernels call."""
+        """Returns the functions that the kernels call."""
         return Services(
             facts=_facts,
             expect=expected,

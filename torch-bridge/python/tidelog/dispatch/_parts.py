@@ -39,7 +39,7 @@ class MemoryInParts:
 
     @property
     def address(self) -> int:
-        """Where the memory is that was taken from the storage."""
+        """Returns the address of the memory that was taken from the storage."""
         return data_ptr(self._aside)
 
     @property
@@ -49,7 +49,7 @@ class MemoryInParts:
 
     @property
     def is_done(self) -> bool:
-        """Whether all is in memory and nothing moves."""
+        """Returns whether all is in memory and nothing moves."""
         return not (self._out or self.moving)
 
     def leaves(self, storage: Storage, begin: int, length: int, message: str | None) -> None:
@@ -109,7 +109,7 @@ class PartRequests:
         return address + begin
 
     def release(self, record: Record, storage: Storage, length: int, begin: int) -> None:
-        """Its bytes are elsewhere: its pages go."""
+        """Releases the pages of a part whose bytes are elsewhere."""
         parted: MemoryInParts | None = record.parted
         if parted is None or begin not in parted.moving:
             return  # what was coming, and was not asked for yet
@@ -120,7 +120,7 @@ class PartRequests:
         del parted.moving[begin]
 
     def allocate(self, record: Record, storage: Storage, length: int, begin: int) -> int:
-        """Its bytes are coming. Returns the address, or 0."""
+        """Returns the bytes are coming. Returns the address, or 0."""
         parted: MemoryInParts | None = record.parted
         assert parted is not None  # it has left, and was not back since
         if not parted.comes(begin, length):
@@ -151,7 +151,7 @@ class PartRequests:
 
 
 def why_not(device: Host, mode: str) -> str | None:
-    """Why storages move whole, if they have to."""
+    """Returns the reason why storages move whole, if they have to."""
     if mode != "auto":
         return f"mode={mode!r}: nothing is planned"
     return device.why_no_parts()

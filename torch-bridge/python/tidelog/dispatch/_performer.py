@@ -1,4 +1,4 @@
-"""How a session has its requests performed: by callbacks, in C++ (native/performer.h) and in Python."""
+"""Performance of a session's requests: by callbacks, in C++ (native/performer.h) and in Python."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Performer:
             native().guard(storage, record.guard_text())
 
     def make_usual(self) -> None:
-        """What is in memory has memory of torch's again, as far as there is some."""
+        """Gives memory of torch's to storages that are in memory, as far as there is some."""
         here = [each for each in self._ledger.all() if not (each.state & (_record.AWAY | _record.LEAVING) or each.pins)]
         with contextlib.suppress(RuntimeError):  # there is none for a copy, or the GPU has failed for good
             for record in here if self._ledger.maps_memory else ():

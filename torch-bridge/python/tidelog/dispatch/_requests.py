@@ -1,4 +1,4 @@
-"""What a session asks for of storages, where C++ leaves it to Python (native/performer.h).
+"""Requests of a session for storages, where C++ leaves it to Python (native/performer.h).
 
 Ctrl-C may end any of these at a call (Python looks for signals there, and at loops). Then the request comes again, and
 does no harm.
@@ -43,7 +43,7 @@ class Requests:
         return address
 
     def release(self, record: Record, storage: Storage, _size: int) -> None:
-        """Its bytes are elsewhere: it loses its memory."""
+        """Releases the memory of a storage whose bytes are elsewhere."""
         if record.in_flight:
             if record.state & _record.COMING:
                 self._ledger.order(record)  # it is not wanted any more
@@ -54,7 +54,7 @@ class Requests:
             self._ledger.ends(record)
 
     def allocate(self, record: Record, storage: Storage, size: int) -> int:
-        """Its bytes are coming: it gets memory. Returns its address, or 0."""
+        """Allocates memory for bytes that are coming. Returns its address, or 0."""
         address = self._memory_for(record, storage, size)
         if not address:
             return 0  # declined: the session has others leave and asks again, or says so
@@ -64,7 +64,7 @@ class Requests:
         return address
 
     def settle(self, record: Record, storage: Storage, state: int) -> None:
-        """It is in memory, and no transfer touches it."""
+        """Settles a storage that is in memory, and that no transfer touches."""
         self._ledger.order(record)
         if record.state & _record.AWAY:
             native().open_to_reads(storage)

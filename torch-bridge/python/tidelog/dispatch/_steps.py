@@ -101,7 +101,7 @@ class Steps:
             event.synchronize()
 
     def is_planned(self) -> bool:
-        """Whether this step follows a plan, and matches it so far."""
+        """Returns whether this step follows a plan, and matches it so far."""
         return self.place.has_plan and self.place.follows
 
     def _take_plan(self) -> None:
@@ -130,7 +130,7 @@ class Steps:
             )
 
     def judge_quiet(self) -> None:
-        """Whether ops need not be looked at: all is at rest, and the budget was never reached."""
+        """Decides whether ops need not be looked at: all is at rest, and the budget was never reached."""
         if self._pressed or not self._ledger.is_at_rest():
             self._ledger.end_quiet()
         else:
@@ -147,7 +147,7 @@ class Steps:
         self.place.end_op()
 
     def learn_again(self) -> None:
-        """Between two steps: those to come are others, and are learnt as the first ones were."""
+        """Restarts learning between two steps: those to come are others, and are learnt as the first ones were."""
         self._session.learn_again()
         self.place.forget_plan()
         self.place.forget_profile()
@@ -198,7 +198,7 @@ class Steps:
 
     @whole
     def end_touch(self) -> None:
-        """What was brought back for an access that is no op may leave again."""
+        """Lets storages leave again that were brought back for an access that is no op."""
         self.place.end_touch()
 
     def make_usual(self, storage: Storage) -> None:

@@ -1,1 +1,1 @@
-"""How data is reached past the dispatcher: addresses, files, other threads, kernels, collectives."""
+"""Ways to data past the dispatcher: addresses, files, other threads, kernels, collectives."""

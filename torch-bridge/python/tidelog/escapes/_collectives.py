@@ -1,4 +1,4 @@
-"""What torch.distributed does outside the dispatcher: waiting for a `Work`, and DDP's reducer, which looks at
+"""Actions of torch.distributed outside the dispatcher: waiting for a `Work`, and DDP's reducer, which looks at
 gradients and makes buckets in C++.
 """
 
@@ -21,7 +21,7 @@ _modules_watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def install(access: Access) -> None:
-    """Who waits for a `Work` knows that it is complete; the `Work` itself may not say so."""
+    """Watches waits for a `Work`: whoever waits for one knows that it is complete; the `Work` itself may not say so."""
     if torch.distributed.is_available():
         _patches.replace(torch.distributed.Work, "wait", lambda original: _wait(access, original))
         for owner in (torch.distributed, torch.distributed.distributed_c10d):

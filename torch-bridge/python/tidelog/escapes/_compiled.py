@@ -71,7 +71,7 @@ class _Kernel(Launch):
 
 
 class _Allocation(Launch):
-    """What allocates a buffer of one type of element, past the dispatcher."""
+    """Launch that allocates a buffer of one type of element, past the dispatcher."""
 
     def __init__(self, run: Callable[..., Any], dtype: torch.dtype) -> None:
         self.name = f"{run.__name__.lstrip('_')} {dtype}"
@@ -153,7 +153,7 @@ def _asked_for_modes(hooks: _Hooks, original: Wrapper) -> Wrapper:
 
 
 class _Hooks:
-    """Where inductor's kernels are met."""
+    """Hooks at inductor's kernels."""
 
     def __init__(self, access: Access, say: Callable[[str], None]) -> None:
         self.missing: str | None = None  # what was not found
@@ -164,7 +164,7 @@ class _Hooks:
         self._stance: Any = None  # of torch.compile, as long as it is another one
 
     def run_eagerly(self) -> None:
-        """What is compiled runs eagerly from here on, whenever it was compiled."""
+        """Runs compiled code eagerly from here on, whenever it was compiled."""
         if self._stance is None:
             self._stance = torch.compiler.set_stance("force_eager")
 
@@ -267,8 +267,9 @@ _hooks: _Hooks | None = None
 
 
 def _is_kernel(function: types.BuiltinFunctionType) -> bool:
-    """Whether a function is the entry of a library that inductor has compiled: the library's module
-    is named for it."""
+    """Returns whether a function is the entry of a library that inductor has compiled: the library's module is named
+    for it.
+    """
     library: Any = function.__self__
     return isinstance(library, types.ModuleType) and library.__name__.endswith(f".{function.__name__}")
 

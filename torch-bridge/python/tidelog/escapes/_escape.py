@@ -191,8 +191,7 @@ def _wrap(
 def _borrowed(
     access: Access, storages: Sequence[Storage], written: Sequence[Storage] = ()
 ) -> contextlib.AbstractContextManager[None]:
-    """What a call uses is up to date, and in another thread than the block's it must not lose its memory
-    meanwhile."""
+    """Brings the storages of a call up to date, and in another thread than the block's keeps their memory meanwhile."""
     if access.is_elsewhere() and access.is_live():
         return borrow(access, storages, written)
     run_updates(storages)
@@ -213,12 +212,12 @@ def _storages_of(thing: Any) -> Sequence[Storage]:
 
 
 def _read_from(thing: Any) -> Sequence[Storage]:
-    """What a reader of a tensor reads: of a sparse one, its components."""
+    """Returns the storages that a reader of a tensor reads: of a sparse one, its components."""
     return memory_of(thing) if isinstance(thing, Tensor) else ()
 
 
 def _read_of_script(thing: Any) -> Sequence[Storage]:
-    """What a scripted module has in its file, all at once."""
+    """Returns the storages of a scripted module's file, all at once."""
     if not isinstance(thing, torch._C.ScriptModule):
         return ()
     script: Any = torch._C
@@ -294,7 +293,7 @@ def _resize(access: Access, original: Wrapper) -> Wrapper:
 
 
 def _alias(access: Access, *storages: Storage) -> None:
-    """From here on somebody holds the memory's address: it must never move again."""
+    """Pins storages to whose memory somebody holds an address: it must never move again."""
     if not storages:
         return
     storage = storages[0]
@@ -358,7 +357,7 @@ _TAKES_HOLD = (_write, _alias, _share)
 
 
 def _meaning(caller: FrameType) -> str | None:
-    """What an address is for that this frame asks for. None: nothing is known, it may be kept."""
+    """Returns the purpose of an address that this frame asks for. None: nothing is known, it may be kept."""
     if caller.f_code.co_name in _COMPARES_ADDRESSES:
         return "identity"
     if caller.f_code.co_name in _ASKS_ALIGNMENT:

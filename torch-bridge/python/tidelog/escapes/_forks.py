@@ -26,7 +26,7 @@ _PLAIN = (int, float, complex, str, bytes, bytearray, type(None), type, types.Mo
 
 
 def install(access: Access) -> None:
-    """For a block."""
+    """Installs the hooks for a block."""
     process = multiprocessing.process.BaseProcess
     _patches.replace(process, "start", lambda original: _starting(access, original))
 

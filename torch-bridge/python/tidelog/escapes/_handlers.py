@@ -46,7 +46,7 @@ class Handlers:
         self._collects_in: int | None = None  # the thread in which finalizers run inside an op, if there is one
 
     def must_wait(self, frame: FrameType | None) -> bool:
-        """Whether this frame is interrupted in the middle of something."""
+        """Returns whether this frame is interrupted in the middle of something."""
         if not self._access.is_live():
             return False
         # Where another thread does the work of the block's, both would be at work. Inside an op no other is seen.
@@ -65,7 +65,7 @@ class Handlers:
                 _signal.signal(number, handler)
 
     def end(self) -> None:
-        """It ends, if it has begun. Before what `_patches` has replaced is put back."""
+        """Ends the replacement, if it has begun. Before what `_patches` has replaced is put back."""
         if self._collects not in gc.callbacks:
             return
         gc.callbacks.remove(self._collects)
@@ -82,8 +82,8 @@ class Handlers:
         return wrapper
 
     def _waits(self, handler: object) -> bool:
-        """Whether a handler is code of the program's. Ours notes that the signal came, and asyncio's does nothing: it
-        is told in another way.
+        """Returns whether a handler is code of the program's. Ours notes that the signal came, and asyncio's does
+        nothing: it is told in another way.
         """
         module = getattr(handler, "__module__", None) or ""
         is_plain = handler is signal.default_int_handler or module == "asyncio.unix_events"
@@ -101,5 +101,5 @@ class Handlers:
 
 
 def _handler_of(handler: Any) -> Any:
-    """What the program has set."""
+    """Returns the handler that the program has set."""
     return handler.handler if isinstance(handler, _Handler) else handler

@@ -37,7 +37,7 @@ def pointers_mean(meaning: str | None) -> Iterator[None]:
 
 
 def meaning_of_pointers() -> str | None:
-    """What addresses are for. None: nothing is known, they may be kept."""
+    """Returns the purpose of addresses. None: nothing is known, they may be kept."""
     return getattr(_scope, "meaning", None)
 
 
@@ -64,8 +64,9 @@ def install(access: Access) -> None:
 
 
 def launching(access: Access, launch_of: Callable[[Any], Launch]) -> Wrapper:
-    """In place of a method of kernels that launches them. `launch_of` makes the `Launch` of one, once:
-    plans know it by that."""
+    """Returns a wrapper for a method of kernels that launches them. `launch_of` makes the `Launch` of one, once: plans
+    know it by that.
+    """
     launches: dict[Any, Launch] = {}
 
     def wrapper(kernel: Any, *args: Any, **kwargs: Any) -> Any:

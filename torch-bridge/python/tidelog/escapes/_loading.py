@@ -1,4 +1,4 @@
-"""What `torch.load` reads inside a block may move like all else.
+"""Loading inside a block: storages that `torch.load` reads may move like all else.
 
 It gives each storage the memory that its file reader made, which torch cannot resize. Here each is copied
 as it comes into memory that an op has made: there is room for it then, and it may leave before the next
@@ -24,7 +24,7 @@ _mapping = [False]  # whether the load that runs maps its file
 
 
 def install(access: Access) -> None:
-    """For a block."""
+    """Installs the hooks for a block."""
     module: Any = torch.serialization
     if hasattr(module, "_get_restore_location"):
         _patches.replace(torch, "load", _noted)

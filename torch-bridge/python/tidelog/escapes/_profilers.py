@@ -22,7 +22,7 @@ _READS = {"record_shapes": "record_shapes", "with_flops": "with_flops", "with_st
 
 
 def install(access: Access, say: Callable[[str], None]) -> None:
-    """From here on profiles do without what reads addresses. `say` tells the user."""
+    """Makes profiles omit what reads addresses. `say` tells the user."""
     if hasattr(profiler.profile, "config"):  # else this torch keeps it elsewhere
         _patches.replace(profiler.profile, "config", lambda original: _configuring(access, say, original))
 

@@ -55,8 +55,9 @@ class Bystander:
 
 @contextlib.contextmanager
 def borrow(access: Access, storages: Sequence[Storage], written: Sequence[Storage] = ()) -> Iterator[None]:
-    """Another thread borrows what it is about to use: meanwhile nothing of it loses its memory. What is out comes back
-    first, and so does what is being copied out and written here: the copy might miss it."""
+    """Borrows storages for another thread that is about to use them: meanwhile none loses its memory. What is out comes
+    back first, and so does what is being copied out and written here: the copy might miss it.
+    """
     records = borrowed(storages)
     mine = loans_of_this_thread()
     # Loans first, then the look: the block's thread marks a storage before it looks for loans.
@@ -72,7 +73,7 @@ def borrow(access: Access, storages: Sequence[Storage], written: Sequence[Storag
 
 
 def _wanted(storages: Sequence[Storage], written: Sequence[Storage]) -> Record | None:
-    """What another thread cannot use as it is."""
+    """Returns a storage that another thread cannot use as it is."""
     for storage in storages:
         record = storage._tide
         if record is not None and (lacks(record) or storage._tide_update is not None):
@@ -84,7 +85,7 @@ def _wanted(storages: Sequence[Storage], written: Sequence[Storage]) -> Record |
 
 
 def watch_futures(access: Access) -> None:
-    """What a callback of a future uses stays until it has run."""
+    """Keeps the storages that a callback of a future uses until it has run."""
 
     def holding(original: Callable[..., Any]) -> Callable[..., Any]:
         def then(future: object, callback: Callable[..., Any]) -> Any:

@@ -9,9 +9,10 @@ __all__ = ["step_figures"]
 
 
 def step_figures(tide: Tide) -> dict[str, float]:
-    """What is logged of a block after a step: `tidelog/stall_seconds`, `tidelog/bytes_written` and
-    `tidelog/bytes_read` of the last step, and `tidelog/peak_bytes` so far. Any tracker takes them,
-    such as `accelerator.log(step_figures(tide), step)`."""
+    """Returns figures of a block after a step: `tidelog/stall_seconds`, `tidelog/bytes_written` and
+    `tidelog/bytes_read` of the last step, and `tidelog/peak_bytes` so far. Any tracker takes them, such as
+    `accelerator.log(step_figures(tide), step)`.
+    """
     last = tide.last_step()
     return {
         "tidelog/stall_seconds": last["stall_seconds"],

@@ -1,4 +1,4 @@
-"""For Lightning's Trainer.
+"""Callback for Lightning's Trainer.
 
 with tidelog.offload(module, pool="/mnt/nvme/tide", memory="20GiB") as tide:
     trainer = Trainer(max_epochs=1, callbacks=[OffloadCallback(tide)])

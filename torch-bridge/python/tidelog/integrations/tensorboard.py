@@ -1,4 +1,4 @@
-"""For TensorBoard, in any loop.
+"""Writer for TensorBoard, in any loop.
 
 writer = SummaryWriter("runs/one")
 with tidelog.offload(model, optimizer, pool="/mnt/nvme/tide", memory="20GiB") as tide:

@@ -1,4 +1,4 @@
-"""For the Trainer of transformers, and what builds on it, such as TRL's trainers.
+"""Callback for the Trainer of transformers, and what builds on it, such as TRL's trainers.
 
 with tidelog.offload(model, pool="/mnt/nvme/tide", memory="20GiB") as tide:
     trainer = Trainer(model, arguments, train_dataset=data, callbacks=[OffloadCallback(tide)])

@@ -1,5 +1,6 @@
-"""Whose memory a block moves: the host's or a GPU's, and what differs with that beside streams and events
-(native/streams.h)."""
+"""Device of a block's memory: the host's or a GPU's, and what differs with that beside streams and events
+(native/streams.h).
+"""
 
 from __future__ import annotations
 
@@ -27,9 +28,9 @@ is_shared: Callable[[Storage], bool] = _base.is_shared
 
 
 def is_page_locked(storage: Storage) -> bool:
-    """Whether a storage of the host's memory is one that CUDA has locked. A GPU may copy from and to
-    it while the op that asked for that has returned long ago, and memory that came back would not be
-    locked."""
+    """Returns whether a storage of the host's memory is one that CUDA has locked. A GPU may copy from and to it while
+    the op that asked for that has returned long ago, and memory that came back would not be locked.
+    """
     if not torch.cuda.is_initialized():
         return False  # then there is no such memory
     with unseen():
@@ -48,7 +49,7 @@ class Host:
         self.streams = native().streams(None)
 
     def why_unmovable(self, storage: Storage) -> str | None:
-        """Why its memory is not torch's own to give and take, if so."""
+        """Returns the reason why its memory is not torch's own to give and take, if so."""
         if is_shared(storage):
             return "it is shared with other processes"
         if not resizable(storage):
@@ -56,20 +57,21 @@ class Host:
         return "it is page-locked" if is_page_locked(storage) else None
 
     def locks_memory(self) -> bool:
-        """Whether plain memory of it may be page-locked."""
+        """Returns whether plain memory of it may be page-locked."""
         return bool(torch.cuda.is_initialized())
 
     def staging_in(self, staging: int, data_path: str, pool: StrPath) -> int:
-        """How much of the budget staging buffers take."""
+        """Returns the part of the budget for staging buffers."""
         return staging
 
     def heap(self, budget: int, tensors_max: int) -> _heap.Heap | _heap.Cache:
-        """What sees to it that freed memory leaves the process, where `tensors_max` bytes of tensors may be in memory,
-        and with them rings of the session, up to `budget`."""
+        """Returns the object that sees to it that freed memory leaves the process, where `tensors_max` bytes of tensors
+        may be in memory, and with them rings of the session, up to `budget`.
+        """
         return _heap.Heap(budget)
 
     def at_work(self) -> contextlib.AbstractContextManager[object]:
-        """While a block is open."""
+        """Context of an open block."""
         return contextlib.nullcontext()
 
     def pools(self) -> Sequence[range]:
@@ -79,11 +81,11 @@ class Host:
     # -- parts of storages: see `_parts` ----------------------------------------------------------
 
     def why_no_parts(self) -> str | None:
-        """Why memory cannot be given back in parts, if so."""
+        """Returns the reason why memory cannot be given back in parts, if so."""
         return None
 
     def use_parts(self) -> bool:
-        """In the next block it is. Returns whether what comes back has memory of ours then, not of torch's."""
+        """Uses parts in the next block. Returns whether what comes back has memory of ours then, not of torch's."""
         return False
 
     def divisible(self, size: int) -> torch.UntypedStorage | None:
@@ -92,7 +94,7 @@ class Host:
         return None
 
     def is_divisible(self, storage: Storage) -> bool:
-        """Whether parts of its memory can be given back, which it has."""
+        """Returns whether parts of its memory can be given back, which it has."""
         return True
 
     def make_usual(self, storage: Storage) -> None:

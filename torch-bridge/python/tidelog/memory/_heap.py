@@ -80,13 +80,13 @@ class Heap:
         self._trim()
 
     def release(self) -> None:
-        """What is kept for later goes back to the kernel."""
+        """Releases memory that is kept for later to the kernel."""
         if self._kept is not None:
             self._kept.release()
         self._trim()
 
     def _trim(self) -> None:
-        """What glibc's heap keeps goes back to the kernel."""
+        """Releases memory that glibc's heap keeps to the kernel."""
         if self._libc is not None:
             self._trims += 1
             self._libc.malloc_trim(0)
@@ -116,15 +116,15 @@ class Heap:
         self._tolerated = max(0, anonymous_bytes() - kept - self._most + _ALLOWANCE_BYTES)
 
     def _excess(self) -> int:
-        """By how many bytes the process holds more than it may, without what is kept, which makes way."""
+        """Returns the bytes that the process holds more than it may, without what is kept, which makes way."""
         return anonymous_bytes() - self._most if self._kept is None else self._kept.hold(self._most)
 
     def figures(self) -> GpuMemory | None:
-        """Nothing of a GPU."""
+        """Returns no figures, as there is no GPU."""
         return None
 
     def host_figures(self) -> HostHeap | None:
-        """What the process holds, and may hold."""
+        """Returns the process's memory, and its limit."""
         return {
             "anonymous": anonymous_bytes(),
             "anonymous_max": self._most if self._most != sys.maxsize else 0,
@@ -154,8 +154,9 @@ class Cache:
         self._trims = 0
 
     def begin(self, base: int, live: Callable[[], int]) -> None:
-        """What the process holds in the host's memory is not asked here. `live`: the bytes of the
-        block's tensors that are in memory."""
+        """Begins a block, which does not ask what the process holds in the host's memory. `live`: the bytes of the
+        block's tensors that are in memory.
+        """
         self._live = live
 
     def make_way(self) -> None:
@@ -187,14 +188,14 @@ class Cache:
         self._look_every = 2 * self._look_every if self._is_too_much() else _LOOK_EVERY_BYTES
 
     def end(self) -> None:
-        """What is cached stays torch's."""
+        """Ends the block; cached memory stays torch's."""
 
     def host_figures(self) -> HostHeap | None:
-        """Nothing of the host's memory."""
+        """Returns no figures of the host's memory."""
         return None
 
     def figures(self) -> GpuMemory | None:
-        """What the allocator holds now, and for whom."""
+        """Returns the memory that the allocator holds now, and its users."""
         stats, live = self._stats(), self._live()
         reserved, given = (stats[name]["all"]["current"] for name in ("reserved_bytes", "allocated_bytes"))
         return {

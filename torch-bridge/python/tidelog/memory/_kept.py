@@ -39,12 +39,13 @@ class Kept:
         self._library = library
 
     def hold(self, most: int) -> int:
-        """Holds the process at so many bytes of anonymous memory, as far as what is kept goes, until the
-        next call. Returns by how many bytes it would be more if nothing were kept."""
+        """Holds the process at `most` bytes of anonymous memory, as far as what is kept goes, until the next call.
+        Returns by how many bytes it would be more if nothing were kept.
+        """
         return int(self._library.tide_memory_hold(most))
 
     def release(self) -> None:
-        """All that is kept goes back to the kernel."""
+        """Releases all kept memory to the kernel."""
         self._library.tide_memory_release(_ALL)
 
     @property
@@ -54,7 +55,7 @@ class Kept:
 
 
 def begin() -> Kept | None:
-    """From here on freed memory is kept. None: torch's allocator stays as it is."""
+    """Begins to keep freed memory. None: torch's allocator stays as it is."""
     library = _directed()
     if library is None:
         return None
@@ -66,14 +67,14 @@ def begin() -> Kept | None:
 
 
 def keep_small(on: bool) -> None:
-    """Whether this thread keeps what it frees of small tensors' memory, a few MiB, for the next ones."""
+    """Sets whether this thread keeps what it frees of small tensors' memory, a few MiB, for the next ones."""
     library = _directed()
     if library is not None:
         library.tide_memory_keep_small(on)
 
 
 def end() -> None:
-    """Nothing is kept from here on."""
+    """Ends keeping freed memory."""
     library = _directed()
     if library is not None:
         library.tide_memory_keep(0)

@@ -1,4 +1,4 @@
-"""How much memory a budget can be of: a machine's, a container's or a GPU's."""
+"""Limits of a budget: a machine's, a container's or a GPU's memory."""
 
 from __future__ import annotations
 

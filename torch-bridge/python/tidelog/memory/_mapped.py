@@ -53,7 +53,7 @@ def _library() -> Library:
 
 
 def granule(gpu: int) -> int:
-    """Of which bytes the parts are multiples that this GPU releases. `gpu`: as in the C ABI."""
+    """Returns the unit of the parts that this GPU releases. `gpu`: as in the C ABI."""
     library, found = _library(), _u64()
     library.tide_gpu_memory_granule(gpu, ctypes.byref(found))
     return found.value
@@ -68,7 +68,7 @@ def make_usual(storage: _record.Storage) -> None:
 
 
 class MappedMemory:
-    """What one block has of it."""
+    """Mapped memory of one block."""
 
     def __init__(self, gpu: int, device_type: int, after: Callable[[], Event | None]) -> None:
         """`after`: an event behind all that was launched."""
@@ -93,7 +93,7 @@ class MappedMemory:
         return managed.value
 
     def has(self, storage: _record.Storage) -> bool:
-        """Whether a storage has such memory."""
+        """Returns whether a storage has such memory."""
         try:
             address = _record.data_ptr(storage)
         except RuntimeError:  # it is guarded
@@ -111,7 +111,7 @@ class MappedMemory:
         return bool(self._library.tide_gpu_memory_recommit(address, length))
 
     def reclaim(self) -> None:
-        """What storages have let go of, and parts, go if nothing that was launched uses them."""
+        """Frees released storages and parts, if nothing that was launched uses them."""
         if taken := self._library.tide_gpu_memory_take_dead():
             self._goes(partial(self._library.tide_gpu_memory_free, taken))
         while self._going and ((event := self._going[0][0]) is None or event.query()):
@@ -119,7 +119,7 @@ class MappedMemory:
             self._going.popleft()
 
     def await_all(self) -> None:
-        """The same, and waits for it."""
+        """Waits for released memory, and frees it."""
         self.reclaim()
         if self._going and (event := self._going[-1][0]) is not None:
             event.synchronize()

@@ -1,4 +1,4 @@
-"""What hangs on one storage, and torch's own methods of storages."""
+"""Marks that hang on a storage, and torch's own methods of storages."""
 
 from __future__ import annotations
 
@@ -58,20 +58,22 @@ AWAY = OUT | COMING
 
 
 def run_updates(storages: Iterable[Storage]) -> None:
-    """What is no op is about to use these storages: they are up to date after this."""
+    """Runs the updates of storages that an access other than an op is about to use these storages: they are up to date
+    after this.
+    """
     for storage in storages:
         if storage._tide_update is not None:
             storage._tide_update.run()
 
 
 class Pending(Protocol):
-    """What hangs on the storages of an update that has not run, or whose step has not come."""
+    """Mark on the storages of an update that has not run, or whose step has not come."""
 
     def run(self) -> None:
-        """What is no op is about to use one of the storages: it is up to date after this, or an error is raised."""
+        """Runs the update before an access that is no op, or an error is raised."""
 
     def touch(self, func: object) -> None:
-        """The same for an op."""
+        """Runs the update before an op."""
 
     def guard(self, storage: Storage) -> None:
         """Sets the guard on one of its storages that is in memory."""

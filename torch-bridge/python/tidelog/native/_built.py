@@ -77,7 +77,7 @@ def loaded() -> Module | None:
 
 
 def _instead() -> str:
-    """What would do without a compiler."""
+    """Returns the advice for a machine without a compiler."""
     found = (_BUILT_FOR.match(each.name) for each in _PREBUILT.glob("*.so"))
     there = sorted({f"torch {each[1]} on Python {each[2]}.{each[3]}" for each in found if each})
     return f"; without one, this package works with {' or '.join(there)}" if there else ""
@@ -107,15 +107,16 @@ def _built() -> Module | str:
 
 
 def place() -> pathlib.Path:
-    """Where the module for this torch and this Python is, or comes."""
+    """Returns the path of the module for this torch and this Python."""
     compiler, facts = _compiler(), _facts()
     at = _folder() / f"native-{facts}-{_digest(*_version(compiler))}.so"
     return at if compiler else next(_folder().glob(f"native-{facts}-*.so"), at)  # what one has left may do
 
 
 def prebuilt_name() -> str:
-    """What a prebuilt module for this torch and this Python is called: all that it depends on. Builds of one release of
-    torch, for CUDA and without, have one C++ interface."""
+    """Returns the name of a prebuilt module for this torch and this Python, made of all that it depends on. Builds of
+    one release of torch, for CUDA and without, have one C++ interface.
+    """
     release = str(torch.__version__).partition("+")[0]
     strings = "cxx11" if torch.compiled_with_cxx11_abi() else "cxx98"
     facts = _digest(str(torch.version.git_version), *_FLAGS, *_sources())
@@ -141,7 +142,7 @@ def _folder() -> pathlib.Path:
 
 
 def _facts() -> str:
-    """What a module is built for: its sources, this torch and this Python."""
+    """Returns the facts on which a module depends: its sources, this torch and this Python."""
     return _digest(
         torch.__version__, str(torch.version.git_version), sys.version, platform.machine(), *_FLAGS, *_sources()
     )
@@ -154,7 +155,7 @@ def _sources() -> list[str]:
 
 
 def _version(compiler: list[str]) -> list[str]:
-    """What a module is built with. Options do not matter: they are of those who look for warnings."""
+    """Returns the compiler's version. Options do not matter: they are of those who look for warnings."""
     try:
         run = subprocess.run([*compiler[:1], "--version"], capture_output=True, text=True, check=False)
     except (OSError, IndexError):

@@ -1,5 +1,6 @@
-"""What the module in C++ has for Python, for who looks at types. Its headers say what each does: `ledger.h`, `records.h`,
-`step.h`, `streams.h`, `memory.h` and `module.cpp`."""
+"""Types of the module in C++. Its headers say what each does: `ledger.h`, `records.h`, `step.h`, `streams.h`,
+`memory.h` and `module.cpp`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ Holder: TypeAlias = torch.Tensor | Storage  # of a tensor its storage is meant
 
 
 class Record(Protocol):
-    """What is known of one storage. It is one object as long as Python has it."""
+    """Record of one storage. It is one object as long as Python has it."""
 
     ledger: Any  # that it stands in; None: in none
     id: int  # the session's number for it, given when it is first asked for
@@ -116,7 +117,7 @@ class Ledger(Protocol):
 
 
 class Step(Protocol):
-    """Where in a step the program is, and what ops were profiled or planned."""
+    """Place of the program in a step, and what ops were profiled or planned."""
 
     next_op: int  # outside a step below zero; inside, the index of the next op
     follows: bool  # whether the step is as planned so far
@@ -144,7 +145,7 @@ class Event(Protocol):
 
 
 class Streams(Protocol):
-    """Those of a device. The host has none, and they do nothing there."""
+    """Streams of a device. The host has none, and they do nothing there."""
 
     is_blind: bool  # ops were launched that nobody looked at: on which streams is not known
     copies: int  # fetches that have ended whose bytes may be on their way

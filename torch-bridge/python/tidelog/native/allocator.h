@@ -12,7 +12,8 @@ class ArenaAllocator final : public c10::Allocator {
   using Allocate = decltype(&tide_memory_allocate);
   using Free = decltype(&tide_memory_free);
 
-  // From here on, for the rest of the process: what it has allocated is freed by it. Returns whether torch asks it.
+  // Makes this torch's allocator for the rest of the process: what it has allocated is freed by it. Returns whether
+  // torch asks it.
   static bool use(Allocate allocate, Free free) {
     allocate_ = allocate;
     free_ = free;

@@ -51,7 +51,7 @@ struct Block {
   static inline uint64_t count = 0;
 };
 
-// Whoever lets go of it last need not have Python's lock.
+// Deleter of a block, which takes Python's lock.
 struct End {
   void operator()(Block* block) const {
     Gil gil;

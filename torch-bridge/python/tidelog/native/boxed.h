@@ -6,7 +6,7 @@
 
 namespace tidelog {
 
-// Of one overload.
+// Kernel of one overload.
 class Boxed final : public c10::OperatorKernel, public Kernel {
  public:
   explicit Boxed(const c10::OperatorHandle& op)
@@ -45,7 +45,7 @@ class Boxed final : public c10::OperatorKernel, public Kernel {
     }
   }
 
-  // Whether it is a factory that is to make a tensor without bytes.
+  // Returns whether the boxed is a factory that is to make a tensor without bytes.
   bool makes_meta(const Stack& stack) const {
     return beneath_.is_here() &&
            std::any_of(stack.end() - static_cast<ptrdiff_t>(arguments_), stack.end(),

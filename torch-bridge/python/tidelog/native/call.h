@@ -7,7 +7,7 @@
 
 namespace tidelog {
 
-// What torch has for an op at the key of this module's kernels, or below it.
+// Kernel of torch for an op at the key of this module's kernels, or below it.
 class Beneath {
  public:
   explicit Beneath(const c10::OperatorHandle& op) {
@@ -15,7 +15,7 @@ class Beneath {
       own_.emplace(op.getComputedKernelForDispatchKey(DispatchKey::BackendSelect));
   }
 
-  // Whether it is at the key itself: of a factory, which has no tensor to tell its device by.
+  // Returns whether the beneath is at the key itself: of a factory, which has no tensor to tell its device by.
   bool is_here() const { return own_.has_value(); }
 
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) const {
@@ -168,8 +168,8 @@ class Call final : public Op {
     return tuple;
   }
 
-  // What has no object in Python is none the wiser: who called the op from C++ may give its result one of another type,
-  // once, and autograd asks whether somebody else has a gradient.
+  // Wraps an alias. A value without an object in Python stays so: who called the op from C++ may give its result one of
+  // another type, once, and autograd asks whether somebody else has a gradient.
   static Held wrap_alias(const c10::IValue& value) {
     if (value.isTensor()) return wrap(alias_of(value.toTensor()));
     if (!value.isTensorList() && !value.isOptionalTensorList()) return wrap(value);

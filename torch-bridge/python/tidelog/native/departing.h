@@ -43,8 +43,8 @@ class DepartingMemory {
     return block;
   }
 
-  // What is read no longer goes back to its allocator, and of the rest the oldest until so many bytes are left: what is
-  // launched from then on waits.
+  // Frees blocks that are no longer read, and of the rest the oldest until at most `bytes` are left: what is launched
+  // from then on waits.
   void keep_at_most(int64_t bytes, Streams& streams) {
     while (!blocks_.empty()) {
       const Block& oldest = blocks_.front();

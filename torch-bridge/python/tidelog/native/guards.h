@@ -1,22 +1,22 @@
-// Where ops of a thread are seen, and where not: the same for Python, as context managers.
+// Guards that decide where ops of a thread are seen, and where not: the same for Python, as context managers.
 #pragma once
 
 #include "thread.h"
 
 namespace tidelog::types {
 
-// Meanwhile ops of this thread come to nobody: no mode, no block.
+// Hides ops of this thread: no mode, no block.
 struct Unseen {
   At inside{Where::inside};
   c10::impl::ExcludeDispatchKeyGuard no_mode{DispatchKeySet({DispatchKey::Python, DispatchKey::PythonTLSSnapshot})};
 };
 
-// Meanwhile this thread is between two ops: what it does inside one is seen.
+// Puts this thread between two ops: what it does inside one is seen.
 struct BetweenOps {
   At between{Where::between};
 };
 
-// Meanwhile ops of this thread are the block's, also inside an op, and in a thread that is none of the block's.
+// Makes ops of this thread the block's, also inside an op, and in a thread that is none of the block's.
 struct Seen {
   Seen() : works_before(std::exchange(works_for_block, true)) {}
   Seen(const Seen&) = delete;

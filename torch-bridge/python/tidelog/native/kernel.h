@@ -1,5 +1,5 @@
-// What is decided of an op: what it uses and makes, where that is, and what must come in first. An op meets one of
-// three paths, by how much must be known. It is correct on each of them.
+// Kernel of every op: what it uses and makes, where that is, and what must come in first. An op meets one of three
+// paths, by how much must be known. It is correct on each of them.
 //
 // quiet     nothing is out or on its way and there is room: only an op's new storages are counted.
 // planned   a plan is followed: the op's storages are checked for being out, the plan acts at the op's index, and the
@@ -16,7 +16,7 @@
 
 namespace tidelog {
 
-// What Python says of an op, or of the launches of a kernel: `Trait` in `_ops.py`.
+// Traits of an op, or of the launches of a kernel: `Trait` in `_ops.py`.
 enum Trait : uint32_t {
   LOOKS = 1,           // it asks no tensor for its bytes
   LOOKS_AT_SHAPE = 2,  // the same, where its second argument is the shape of its first
@@ -65,7 +65,8 @@ class Kernel {
     UnderWay under_way;
   };
 
-  // Whether an op is a usual one. It has begun then: `carry_out` and `done` follow. `make_numbers` gives its `Numbers`.
+  // Begins an op if it is a usual one, and returns whether it is; `carry_out` and `done` follow then. `make_numbers`
+  // gives its `Numbers`.
   template <class MakeNumbers>
   bool takes(Run& run, const Tensors& arguments, const MakeNumbers& make_numbers) const {
     Gil gil;
@@ -94,7 +95,7 @@ class Kernel {
     }
   }
 
-  // Whether the op may run again: the device had no memory for it.
+  // Returns whether the op may run again: the device had no memory for it.
   bool gives_back(Run& run) const {
     if (!facts_->has(REPEATS)) return false;
     Gil gil;
@@ -103,7 +104,7 @@ class Kernel {
     return true;
   }
 
-  // What is done once it has run. `op`: of one that is not usual.
+  // Finishes an op that has run. `op`: of one that is not usual.
   void done(const Run& run, const Tensors& results, Op* op = nullptr) const {
     if (run.path == Path::observed)
       ends(run, results, op);
@@ -138,10 +139,10 @@ class Kernel {
           Services::call(block.python.refuse_in_child, to_python(*record).get());
   }
 
-  // Whether an op writes this argument.
+  // Returns whether an op writes this argument.
   bool writes(size_t position) const { return (facts_->written >> std::min<size_t>(position, 63) & 1) != 0; }
 
-  // What the session is to be asked.
+  // Returns the question to the session.
   Question asked(Run& run, const Tensors& arguments, const Numbers& numbers) const {
     run.path = Path::observed;
     run.used.clear();
@@ -186,13 +187,14 @@ class Kernel {
   uint64_t block_ = 0;  // in which its facts were learnt
   std::forward_list<Facts> learnt_;  // also those of earlier blocks: an op of another thread may have begun in one
 
-  // Whether an op is looked at in full wherever a plan is followed. A product resizes nothing that has its shape.
+  // Returns whether an op is looked at in full wherever a plan is followed. A product resizes nothing that has its
+  // shape.
   bool is_special(const Tensors& arguments) const {
     return facts_->has(RESIZES | IN_PIECES | IN_PYTHON | GOES_ON | COMPOSED) &&
            !(facts_->has(IS_PRODUCT) && arguments.are_of_product());
   }
 
-  // Whether updates that have not run hang on what an op uses.
+  // Returns whether updates that have not run hang on what an op uses.
   static bool has_updates(const Block& block, const Tensors& arguments) {
     return PyDict_GET_SIZE(block.updates.get()) != 0 &&
            std::any_of(arguments.begin(), arguments.end(),
@@ -201,7 +203,7 @@ class Kernel {
 
   // -- without the session ------------------------------------------------------------------------------
 
-  // Whether an op may run without anybody's being asked.
+  // Returns whether an op may run without anybody's being asked.
   bool passes(Run& run, const Tensors& arguments) const {
     Ledger& ledger = run.block->ledger;
     if (!ledger.quiet) return !is_special(arguments) && is_as_planned(run, arguments);
@@ -229,15 +231,15 @@ class Kernel {
     return true;
   }
 
-  // Whether so many bytes more stay below the limit. The dead are looked for only where that may be enough.
+  // Returns whether `needs` bytes more stay below the limit. The dead are looked for only where that may be enough.
   static bool has_room(Run& run, int64_t needs) {
     Ledger& ledger = run.block->ledger;
     run.room = ledger.limit;
     return ledger.counted + needs <= ledger.limit || ledger.live() + needs <= ledger.limit;
   }
 
-  // Whether the session need not be asked about what an op uses: all of it is in memory, and none is being copied out.
-  // Of copies of what it writes it is told later.
+  // Returns whether the session need not be asked about what an op uses: all of it is in memory, and none is being
+  // copied out. Of copies of what it writes it is told later.
   bool is_settled(Run& run, const Tensors& arguments) const {
     Ledger& ledger = run.block->ledger;
     c10::SmallVector<Record*, 2> modified;
@@ -295,7 +297,7 @@ class Kernel {
     block.step.uses.clear();
   }
 
-  // The same from where it has run.
+  // Finishes an op from where it has run.
   void ends(const Run& run, const Tensors& results, Op* op) const {
     Gil gil;
     Whole whole;

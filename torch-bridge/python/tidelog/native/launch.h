@@ -31,7 +31,7 @@ class Launched final : public Op {
     result_ = checked(PyObject_Call(func_, given_.args.get(), given_.kwargs.get()));
   }
 
-  // It is Python itself.
+  // Runs Python itself.
   void run_in(const Held&) override { run(); }
 
   PyObject* func() const override { return func_; }
@@ -45,7 +45,7 @@ class Launched final : public Op {
   Held result_{nullptr};
 };
 
-// Launches of one kernel, with so many arguments.
+// Launches of one kernel, with a number of arguments.
 class Launch final : public Kernel {
  public:
   Launch() : Kernel(true) {}
@@ -72,7 +72,7 @@ class Launch final : public Kernel {
     return true;
   }
 
-  // Inside an op: what that uses stays, and what is used here besides comes in.
+  // Runs a launch inside an op: what that uses stays, and what is used here besides comes in.
   void run_as_part(const std::shared_ptr<Block>& block, Launched& op) {
     if (!block) return op.run();
     learn_facts(*block, op);

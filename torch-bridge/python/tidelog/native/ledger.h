@@ -54,7 +54,7 @@ class Ledger {
     return record;
   }
 
-  // More may be in memory than ever, while all is quiet.
+  // Allows more in memory than ever, while all is quiet.
   void has_grown() {
     if (live() > limit) checked(PyObject_CallNoArgs(when_full.get()));
     note_peak();
@@ -85,7 +85,7 @@ class Ledger {
     return found != by_number_.end() ? RecordPtr::reclaim_copy(found->second) : RecordPtr();
   }
 
-  // All that live, in the order in which they came.
+  // Returns all live records, in the order in which they came.
   std::vector<RecordPtr> all() {
     Records::look_for_dead();
     std::vector<RecordPtr> found;
@@ -101,14 +101,14 @@ class Ledger {
     if (Record* record = Records::of(storage); record != nullptr && record->ledger == this) forget(*record);
   }
 
-  // It stands here no longer: it was emptied, or another block takes it over.
+  // Forgets a record: it was emptied, or another block takes it over.
   void forget(Record& record) {
     std::lock_guard lock(mutex());
     if (record.ledger == this) died(record);
     record.state = SETTLED;
   }
 
-  // With the lock of `Records` held.
+  // Records the death of a storage, with the lock of `Records` held.
   void died(Record& record) {
     counted -= record.counted();
     if (record.state != SETTLED) --marked;
@@ -140,7 +140,7 @@ class Ledger {
     if (state != SETTLED) quiet = false;
   }
 
-  // So many bytes are in memory of a storage that is marked `OUT` because parts of it are.
+  // Records the bytes in memory of a storage that is marked `OUT` because parts of it are.
   void has_present(Record& record, int64_t size) {
     std::lock_guard lock(mutex());
     counted -= record.counted();
@@ -153,13 +153,13 @@ class Ledger {
     if (record.state == CLEAN) mark(record, SETTLED);
   }
 
-  // The same by what the session is not asked about: it hears of it before anything else.
+  // Records a modification that the session is not asked about: it hears of it before anything else.
   void modified(Record& record) {
     modified_.push_back(number_of(record));  // told without need, it does no harm
     modifies(record);
   }
 
-  // Something may have resized the storage, or given it other memory.
+  // Measures a storage again, which may have been resized, or given other memory.
   void measure_again(c10::StorageImpl& storage) {
     Record* record = record_of(storage);
     if (record == nullptr) return;
@@ -173,22 +173,22 @@ class Ledger {
     counted += record->counted();
   }
 
-  // Whether any storage has no memory, or not its bytes yet.
+  // Returns whether any storage has no memory, or not its bytes yet.
   bool has_away() {
     auto records = all();
     return std::any_of(records.begin(), records.end(), [](const RecordPtr& each) { return each->is_away(); });
   }
 
-  // Whether an update hangs on a storage that has not run.
+  // Returns whether an update hangs on a storage that has not run.
   static bool has_update(const c10::StorageImpl& storage) { return update_on(storage).get() != Py_None; }
 
-  // It; None: there is none.
+  // Returns the update on a storage; None: there is none.
   static Held update_on(const c10::StorageImpl& storage) { return hung_on(storage, update_of, Py_None); }
 
-  // How Python has what it hangs on a storage's object: functions of one argument.
+  // Functions by which Python finds marks on a storage's object, of one argument.
   static inline PyObject *update_of = nullptr, *aliased_of = nullptr;
 
-  // Whether the storage's memory is torch's own to give and take.
+  // Returns whether the storage's memory is torch's own to give and take.
   bool movable(c10::StorageImpl& storage) {
     Record* record = Records::of(storage);
     // It moved; and torch aborts if a guarded storage is asked if it is shared.
@@ -238,7 +238,7 @@ class Ledger {
     share_with_new();
   }
 
-  // The same of one that uses these alone, beside what it makes. `none_runs`: no other op is under way.
+  // Question about an op that uses these alone, beside what it makes. `none_runs`: no other op is under way.
   template <class Records>
   void launches(const Records& used, int64_t needs, bool none_runs) {
     make_room(needs);
@@ -258,11 +258,11 @@ class Ledger {
     return noted(record.event, streams_.after());
   }
 
-  // The same of an event behind the ops that may have used the storage. Null: that is not earlier.
+  // Returns an event behind the ops that may have used the storage. Null: that is not earlier.
   void* after_last(Record& record) const { return noted(record.last_use, streams_.after_last(record.uses)); }
 
-  // From here on streams wait for the bytes that are on their way to a storage, of which ops before that were no use;
-  // or for what reads those of one that stays.
+  // Makes streams wait for the bytes that are on their way to a storage, of which ops before that were no use; or for
+  // what reads those of one that stays.
   void order(Record& record) const {
     if ((record.state & (COMING | LEAVING)) == 0 || !record.event) return;
     streams_.fetched(record.event);
@@ -285,8 +285,8 @@ class Ledger {
       departing_.add({std::move(memory), static_cast<size_t>(record.size), is_plain, record.event});
   }
 
-  // One that is out gets memory, whose address is returned: of one that has left and is as large, which it may write
-  // when that is copied; or other.
+  // Gives memory to a storage that is out, whose address is returned: of one that has left and is as large, which it
+  // may write when that is copied; or other.
   uint64_t give(Record& record, size_t size, Message message) {
     auto block = departing_.take(size);
     if (!block) {
@@ -297,7 +297,7 @@ class Ledger {
     return Records::give(*record.impl, std::move(block->memory), size, std::move(message));
   }
 
-  // So many bytes more are within the limit, with what has been given up and is read still.
+  // Makes room for `needs` bytes within the limit, with what has been given up and is read still.
   void make_room(int64_t needs) {
     if (!departing_.empty()) departing_.keep_at_most(limit - counted - needs, streams_);
   }
@@ -305,10 +305,10 @@ class Ledger {
   // Bytes that have been given up and are read still.
   int64_t departing() const { return departing_.bytes(); }
 
-  // All that has been given up goes: what is launched from here on waits for what reads it.
+  // Frees all departing memory: what is launched from here on waits for what reads it.
   void let_go() { departing_.keep_at_most(0, streams_); }
 
-  // The same where no device reads anything any more.
+  // Frees all departing memory where no device reads anything any more.
   void let_go_at_once() { departing_.clear(); }
 
   // -- how much is in memory ------------------------------------------------------------------------------
@@ -368,7 +368,7 @@ class Ledger {
         calls_.require(calls_.async_use(calls_.handle, number, record->async_uses > 0));
   }
 
-  // Whether it has heard of nothing that lives now and was not told.
+  // Returns whether the ledger has heard of nothing that lives now and was not told.
   bool has_pending() {
     std::lock_guard lock(mutex());
     return untold_ != 0 || !deaths_.empty() || !resized_.empty() || !modified_.empty() || !pins_.empty() ||
@@ -402,14 +402,14 @@ class Ledger {
     return place ? place->eventId() : nullptr;
   }
 
-  // What moved before a stream has appeared was other streams' alone.
+  // Shares with new streams what moved before they appeared.
   void share_with_new() {
     if (!streams_.have_grown()) return;
     for (const RecordPtr& each : all())
       if (c10::Storage storage = each->storage(); storage && !each->is_away()) share(*each->impl);
   }
 
-  // What hangs on the storage's object in Python, if it has one.
+  // Returns a mark on the storage's object in Python, if it has one.
   static Held hung_on(const c10::StorageImpl& storage, PyObject* function, PyObject* otherwise) {
     PyObject* object = storage.pyobj_slot()->load_pyobj();
     return object != nullptr && function != nullptr ? checked(PyObject_CallOneArg(function, object))
@@ -444,10 +444,10 @@ class Ledger {
       dead.push_back(Records::all().record_death(record));
   }
 
-  // Another block, of which this is the ledger, gives it away.
+  // Hands a storage over to another block.
   void rebind(c10::StorageImpl& storage) { call(access.get(), names().rebind, to_python(storage).get()); }
 
-  // Whether the storage only shows memory that another one owns, and that counts there.
+  // Returns whether the storage only shows memory that another one owns, and that counts there.
   bool is_alias(const c10::StorageImpl& storage) const {
     if (storage.resizable()) return false;
     auto address = reinterpret_cast<uintptr_t>(Records::memory_of(storage).get());
@@ -477,7 +477,7 @@ class Ledger {
     ++untold_;
   }
 
-  // With the lock held.
+  // Returns a record's number, with the lock held.
   int64_t numbered(Record& record) {
     if (record.number >= 0 || record.ledger != this) return record.number;
     if (free_numbers_.empty()) {
@@ -490,7 +490,7 @@ class Ledger {
     return record.number;
   }
 
-  // Of those that it has not heard of: they are the last ones of the list.
+  // Returns the births of storages that the session has not heard of: they are the last ones of the list.
   std::vector<tide_birth> births_to_tell() {
     std::vector<RecordPtr> untold;
     {
@@ -525,7 +525,7 @@ class Ledger {
   SessionCalls calls_;
   Held async_uses_{nullptr};
 
-  // With the lock of `Records`.
+  // Number of storages that are checked each time that dead ones are looked for, with the lock of `Records` held.
   static constexpr size_t LOOKS = 256;  // at storages, each time that the dead are looked for
   Link list_;
   Link* oldest_seen_ = &list_;  // where the next look at older ones begins
@@ -535,7 +535,7 @@ class Ledger {
   std::vector<uint32_t> free_numbers_, retired_numbers_;
   int64_t next_number_ = 0;
 
-  // What the session has not heard of, beside births and deaths: numbers of storages.
+  // Numbers of storages that the session has not heard of, beside births and deaths.
   std::vector<int64_t> resized_, modified_, async_changes_;
   std::vector<std::pair<int64_t, bool>> pins_;
   std::unordered_map<int64_t, std::pair<uintptr_t, uintptr_t>> aliased_;  // the memory of those that are pinned

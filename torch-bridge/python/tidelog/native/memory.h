@@ -1,4 +1,4 @@
-// How a storage loses its memory and gets it back: by torch's own setters, on any device.
+// Memory of storages: how one loses its memory and gets it back: by torch's own setters, on any device.
 //
 // The size of a storage that is out stays, so views go on working. Torch's access guard is set on it, so that a stray
 // touch (another thread, a kernel that does not go through the dispatcher) is an error that names the tensor. Version
@@ -56,7 +56,7 @@ inline void guard(c10::StorageImpl& storage, Message message) {
   if (message) Guard::set(storage, std::move(*message));
 }
 
-// It loses its memory, which is returned, and keeps its size.
+// Takes the memory of a storage, which is returned, and keeps its size.
 inline c10::DataPtr take(c10::StorageImpl& storage, Message message) {
   Guard::lift(storage);
   c10::DataPtr memory = storage.set_data_ptr(c10::DataPtr(nullptr, storage.device()));
@@ -72,7 +72,7 @@ inline c10::DataPtr allocated(c10::StorageImpl& storage, size_t size) {
   return allocator->allocate(size);
 }
 
-// It gets this memory, whose address is returned.
+// Gives memory to a storage, whose address is returned.
 inline uint64_t give(c10::StorageImpl& storage, c10::DataPtr memory, size_t size, Message message) {
   auto address = reinterpret_cast<uint64_t>(memory.get());
   Guard::lift(storage);

@@ -8,8 +8,8 @@
 
 namespace tidelog {
 
-// What the exception says that is being handled, if it is such a one, in C++ or in Python. A refusal of ours is none,
-// though its class is a subclass.
+// Returns the text of the exception that is being handled, if it is one of missing memory, in C++ or in Python. A
+// refusal of ours is none, though its class is a subclass.
 inline std::optional<std::string> said_of_no_memory() {
   try {
     throw;

@@ -24,19 +24,19 @@ class Op {
 
   // Has torch run it, as it would have without us, with the arguments that it came with.
   virtual void run() = 0;
-  // The same without running it: its result is False.
+  // Skips the op: its result is False.
   virtual void run_to_false() {}
   // Calls a function of Python's with the op, its arguments and a function that has torch run it, which it calls.
   virtual void run_in(const Held& function) = 0;
   // The op for each half of its lists. Empty: it has none that is longer than one.
   virtual std::vector<std::unique_ptr<Op>> halves() const { return {}; }
-  // They have run in its place.
+  // Joins ops that have run in its place.
   virtual void join(const std::vector<std::unique_ptr<Op>>&) {}
 
-  // Of the last run.
+  // Returns the results of the last run.
   virtual Tensors results() const = 0;
 
-  // As Python has them.
+  // Returns the function as Python has it.
   virtual PyObject* func() const = 0;
   virtual const Given& given() = 0;
   virtual Held result() = 0;

@@ -61,7 +61,7 @@ namespace tidelog {
   OP(where_self) OP(zeros_like)
 // clang-format on
 
-// How its kernel is made.
+// Function that makes an operator's kernel.
 using MakeUnboxed = c10::KernelFunction(const c10::OperatorHandle&, const Kernel&, c10::KernelFunction);
 
 // Null: the operator has none.

@@ -1,5 +1,5 @@
-// What a session asks for while one of its functions runs: its callbacks. What is usual is done here, for the memory of
-// any device; the rest is left to Python (`_requests.py`, `_parts.py`) from its beginning.
+// Callbacks of a session while one of its functions runs. What is usual is done here, for the memory of any device; the
+// rest is left to Python (`_requests.py`, `_parts.py`) from its beginning.
 //
 // A callback that fails leaves its error to Python and ends the function, whose caller raises it. The session asks for
 // the same again with the next call.
@@ -83,7 +83,7 @@ class Performer {
     return made;
   }
 
-  // While a callback runs: ops that begin meanwhile are inside.
+  // Scope of a callback: ops that begin meanwhile are inside.
   class Performing {
    public:
     explicit Performing(Ledger& ledger) : ledger_(ledger), outer_(std::exchange(ledger.is_performing, true)) {}
@@ -109,7 +109,7 @@ class Performer {
     END_HANDLE_TH_ERRORS_RET(TIDE_INTERRUPTED)
   }
 
-  // How it is done here where it is usual: `number` is the bytes or the state. Returns whether it is.
+  // Usual handling of a request: `number` is the bytes or the state. Returns whether it is.
   using Usual = bool (Performer::*)(Record& record, uint64_t number, uint64_t& address);
 
   int32_t perform(const tide_bytes& bytes, PyObject* method, uint64_t number, tide_memory* memory, Usual usual) {

@@ -96,7 +96,7 @@ class WithoutGil {
   PyThreadState* const thread_;
 };
 
-// What runs as a whole, with Python's lock held: `_whole.py` says why.
+// Section that runs as a whole, with Python's lock held: `_whole.py` says why.
 class Whole {
  public:
   Whole() : collects_(PyGC_Disable() != 0) { ++depth, ++here; }

@@ -1,4 +1,4 @@
-// What the session is asked about an op, made of the op's arguments.
+// Question to the session about an op, made of the op's arguments.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ void each_number(const c10::IValue& value, const Visit& visit) {
     for (int64_t each : value.toIntVector()) visit(each);
 }
 
-// As Python has them. One that does not fit is left out.
+// Converts numbers as Python has them. One that does not fit is left out.
 template <class Visit>
 void each_number(PyObject* value, const Visit& visit) {
   if (PyTuple_CheckExact(value))
@@ -57,18 +57,18 @@ bool is_list(const Value&) {
 // The whole numbers of an op's arguments: sizes and offsets, on which the size of a result may depend.
 class Numbers {
  public:
-  // Of the last `count` values of a stack.
+  // Takes the numbers of the last `count` values of a stack.
   Numbers(const Stack& stack, size_t count) {
     for (size_t left = count; left != 0; --left) add(stack[stack.size() - left]);
   }
 
-  // Of values as C++ has them, which know their own `each_number` and `is_list`.
+  // Takes the numbers of values as C++ has them, which know their own `each_number` and `is_list`.
   template <class... Values>
   explicit Numbers(const std::tuple<const Values&...>& values) {
     std::apply([&](const auto&... each) { (add(each), ...); }, values);
   }
 
-  // The same of a launch.
+  // Takes the numbers of a launch.
   explicit Numbers(c10::ArrayRef<PyObject*> values) {
     for (PyObject* each : values) add(each);
   }
@@ -79,7 +79,7 @@ class Numbers {
     return hash.value();
   }
 
-  // Whether the second argument is a list of the same numbers.
+  // Returns whether the second argument is a list of the same numbers.
   bool has_second(at::IntArrayRef list) const {
     return has_second_ && at::IntArrayRef(all_).slice(second_begin_, second_end_ - second_begin_) == list;
   }
@@ -100,7 +100,7 @@ class Numbers {
   bool has_second_ = false;
 };
 
-// What the session is asked about an op. Its fingerprint is made of the op, of shapes and types, and of which tensors
+// Question to the session about an op. Its fingerprint is made of the op, of shapes and types, and of which tensors
 // share memory.
 class Question {
  public:
@@ -129,18 +129,19 @@ class Question {
 
   uint64_t fingerprint() const { return fingerprint_.value(); }
 
-  // What the bytes of the op's results are remembered by.
+  // Returns the key of the sizes of the op's results.
   uint64_t key(const Numbers& numbers) const { return fingerprint() ^ numbers.hash() * 0xD6E8FEB86659FD93ull; }
 
-  // Of the storages that the op uses, some more than once. They live, whatever Python does until it is launched.
+  // Returns the records of storages that the op uses, some more than once. They live, whatever Python does until it is
+  // launched.
   const c10::SmallVector<RecordPtr, 4>& records() const { return records_; }
 
-  // What the op uses does not matter to it: it only looks at sizes.
+  // Leaves out uses for an op that only looks at sizes.
   void leave_out_uses() { uses_.clear(); }
 
   const Uses& uses() const { return uses_; }
   int64_t bytes() const { return bytes_; }  // of the storages
-  // Whether one of them is not in memory now.
+  // Returns whether one of them is not in memory now.
   bool is_away() const {
     return std::any_of(records_.begin(), records_.end(), [](const RecordPtr& each) { return each->is_away(); });
   }

@@ -1,5 +1,5 @@
-// What is known of each storage: a record, kept by the storage's object in C++, without an object in Python. Those of
-// one block stand in its ledger.
+// Records of storages, each kept by the storage's object in C++, without an object in Python. Those of one block stand
+// in its ledger.
 //
 // A record owns the memory of its storage, where that is plain memory of an allocator's: it hangs there as the owner,
 // so it learns when the memory goes, and finds its storage by two reads. Other memory (a file's, NumPy's, a GPU's,
@@ -35,7 +35,7 @@ class Ledger;
 struct Record;
 using RecordPtr = c10::intrusive_ptr<Record>;
 
-// What an op made: the op's name, its index in the step (below zero outside of one), and which of its results.
+// Birth of a storage: the op's name, its index in the step (below zero outside of one), and which of its results.
 struct Birth {
   const std::string* op = nullptr;  // of `interned`, which lives for good
   int64_t index = -1, slot = 0;
@@ -61,7 +61,7 @@ struct Record final : c10::intrusive_ptr_target, Link {
   c10::Storage storage() const { return c10::Storage(weak.lock()); }
 
   bool is_away() const { return (state & AWAY) != 0; }
-  // Whether nothing of it is in memory.
+  // Returns whether nothing of it is in memory.
   bool is_out() const { return (state & OUT) != 0 && present == 0; }
   // Bytes that are in memory.
   int64_t counted() const { return (state & OUT) != 0 ? present : size; }
@@ -75,9 +75,9 @@ struct Record final : c10::intrusive_ptr_target, Link {
     return "output " + std::to_string(birth.slot) + " of " + *birth.op + " (op " + std::to_string(birth.index) + ")";
   }
 
-  // What an access meets that nothing has brought the bytes back for.
+  // Returns the text of the error of an access that nothing has brought the bytes back for.
   std::string guard_text() const;
-  // The same while the block runs.
+  // Returns the guard's text while the block runs.
   Message guard() const { return is_guarded ? Message(guard_text()) : std::nullopt; }
 
   c10::StorageImpl* const impl;  // alive as an address, whether or not the storage is
@@ -105,7 +105,7 @@ struct Record final : c10::intrusive_ptr_target, Link {
   // Python's; read and changed with its lock.
   PyObject *name = nullptr, *parted = nullptr;
 
-  // Never with the lock of `Records`: Python's is taken.
+  // Destroys a record; never with the lock of `Records`: Python's is taken.
   ~Record() override {
     if ((name == nullptr && parted == nullptr) || !Py_IsInitialized()) return;
     Gil gil;
@@ -114,7 +114,7 @@ struct Record final : c10::intrusive_ptr_target, Link {
   }
 };
 
-// As Python has them.
+// Converts records to Python.
 inline Held to_python(Record& record) { return to_python(RecordPtr::reclaim_copy(&record)); }
 inline Held to_python(c10::StorageImpl& storage) {
   return to_python(c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(&storage)));
@@ -148,7 +148,7 @@ class Records {
     return found != records.by_storage_.end() ? found->second.get() : nullptr;
   }
 
-  // The same; one is made where there is none.
+  // Returns the record of a storage; one is made where there is none.
   static Record& made_for(c10::StorageImpl& storage) {
     if (Record* record = of(storage)) return *record;
     if (all().count_ > 2 * all().found_ + 1024) look_for_dead();
@@ -162,12 +162,12 @@ class Records {
     return *record;
   }
 
-  // Whether the storage's memory is plain memory of an allocator's on the host, which a record may own.
+  // Returns whether the storage's memory is plain memory of an allocator's on the host, which a record may own.
   static bool can_own(const c10::StorageImpl& storage) {
     return is_allocators(storage) && memory_of(storage).device().is_cpu();
   }
 
-  // Whether it is plain memory of an allocator's, on any device.
+  // Returns whether the records is plain memory of an allocator's, on any device.
   static bool is_allocators(const c10::StorageImpl& storage) {
     const c10::DataPtr& memory = memory_of(storage);
     return storage.resizable() && memory.get() != nullptr && memory.get() == memory.get_context();
@@ -178,8 +178,8 @@ class Records {
     return const_cast<c10::StorageImpl&>(storage)._mutable_data_ptr_no_checks();
   }
 
-  // From here on the record hangs on its storage as the owner of its memory. A collective or another thread may read
-  // the address meanwhile: the storage has it all the time.
+  // Makes a record own its storage's memory. A collective or another thread may read the address meanwhile: the storage
+  // has it all the time.
   static void own(Record& record) {
     c10::DataPtr& held = record.impl->_mutable_data_ptr_no_checks();
     auto end = held.get_deleter();
@@ -199,12 +199,13 @@ class Records {
     return memory;
   }
 
-  // It gets memory of this size, whose address is returned. Where there is none it stays as it was, and guarded.
+  // Gives memory of this size to a storage, whose address is returned. Where there is none it stays as it was, and
+  // guarded.
   static uint64_t give(c10::StorageImpl& storage, size_t size, Message message) {
     return give(storage, allocated(storage, size), size, std::move(message));
   }
 
-  // It gets this memory.
+  // Gives this memory to a storage.
   static uint64_t give(c10::StorageImpl& storage, c10::DataPtr memory, size_t size, Message message) {
     Record* record = of(storage);
     if (record == nullptr || !record->is_owner)
@@ -241,7 +242,7 @@ class Records {
     all().insert(kept);
   }
 
-  // Whether no record is in the table: then each death is known.
+  // Returns whether no record is in the table: then each death is known.
   static bool knows_all() { return all().count_.load(std::memory_order_relaxed) == 0; }
 
   // Takes the record of a storage that has died out of the table. With the lock held; what is returned is let go of
@@ -274,14 +275,14 @@ class Records {
     all().count_ = all().found_ = table.size();
   }
 
-  // From here on nobody frees the storage's memory but `ends`. With `lives` the storage lives until then: a device may
-  // touch its memory after that, in the order of streams, and they are told by the storage.
+  // Begins the time in which nobody frees the storage's memory but `ends`. With `lives` the storage lives until then: a
+  // device may touch its memory after that, in the order of streams, and they are told by the storage.
   static void begins(Record& record, bool lives = false) {
     record.in_flight = true;
     if (lives || !record.is_owner) record.kept = record.storage();
   }
 
-  // Nobody touches the memory any more.
+  // Ends that time: nobody touches the memory any more.
   static void ends(Record& record) {
     RecordPtr dead;
     c10::Storage kept = std::exchange(record.kept, c10::Storage());
@@ -303,7 +304,7 @@ class Records {
   std::mutex mutex;  // of the tables, and of what ledgers have of records
 
  private:
-  // With the lock held.
+  // Records the death of a storage, with the lock held.
   static void died(Record& record);
 
   // The memory of a storage goes: with it, or because it gets other memory.
@@ -332,7 +333,7 @@ class Records {
     count_ = by_storage_.size();
   }
 
-  // Its storage gets its record as the owner of what is in `record.memory`.
+  // Hangs a record on its storage as the owner of what is in `record.memory`.
   static void hang(Record& record) {
     RecordPtr owner = RecordPtr::reclaim_copy(&record);
     c10::StorageImpl& storage = *record.impl;

@@ -10,7 +10,7 @@
 
 namespace tidelog {
 
-// They are never let go of, but for an op that is: other threads may run ops at any time.
+// Registrations of kernels; they are never let go of, but for an op that is: other threads may run ops at any time.
 class Registrations final : public c10::OpRegistrationListener {
  public:
   static Registrations& all() {
@@ -65,7 +65,8 @@ class Registrations final : public c10::OpRegistrationListener {
     return std::exchange(due_, {});
   }
 
-  // One that is taken apart becomes others, which come here. For some kinds of tensors it may be whole even so.
+  // Returns whether an op is whole: one that is taken apart becomes others, which come here. For some kinds of tensors
+  // it may be whole even so.
   static bool is_whole(const c10::OperatorHandle& op) {
     if (op.schema().arguments().size() > ARGUMENTS_MAX) return false;
     if (!op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) return true;

@@ -1,4 +1,4 @@
-// What of ops is done in Python: what is rare, and what is done once for an op. The functions come with the block.
+// Services in Python for ops: what is rare, and what is done once for an op. The functions come with the block.
 #pragma once
 
 #include "thread.h"
@@ -20,7 +20,7 @@ struct Services {
     return checked(try_call(function, arguments...));
   }
 
-  // The same; null: it has raised an error.
+  // Calls a service; null: it has raised an error.
   template <class... Arguments>
   static PyObject* try_call(const Held& function, Arguments... arguments) {
     c10::impl::ExcludeDispatchKeyGuard none_above(ABOVE);
@@ -33,8 +33,8 @@ struct Services {
       refuse_in_child{nullptr}, give_way{nullptr}, allocated{nullptr}, get_compiler{nullptr}, set_compiler{nullptr};
 };
 
-// Meanwhile torch.compile looks at no frame that is entered, wherever it looks at each: what is called in Python here
-// is no part of the program.
+// Keeps torch.compile from looking at frames that are entered here: what is called in Python here is no part of the
+// program.
 class Apart {
  public:
   explicit Apart(const Services& python) : python_(python) {

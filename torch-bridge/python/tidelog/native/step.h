@@ -1,5 +1,5 @@
-// Where in which step a block's program is: the ops of the step that is followed or profiled, and what the session is
-// asked about the one that runs. All is called with Python's lock held.
+// Steps of a block's program: the ops of the step that is followed or profiled, and what the session is asked about the
+// one that runs. All is called with Python's lock held.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -52,7 +52,7 @@ class Step {
     return is_planned ? &planned_[next_op] : nullptr;
   }
 
-  // Whether the plan does something at that op.
+  // Returns whether the plan does something at that op.
   bool is_due() const { return due_[next_op] != 0; }
 
   // An op of a step has run. If the step is profiled, this is noted.
@@ -65,8 +65,8 @@ class Step {
 
   void leave() { next_op = -1, follows = false; }
 
-  int64_t next_op = -1;   // outside a step below zero; inside, the index of the next op
-  bool follows = false;   // whether the step is as planned so far
+  int64_t next_op = -1;  // outside a step below zero; inside, the index of the next op
+  bool follows = false;  // whether the step is as planned so far
   bool profiles = false;  // whether a plan is wanted, and there is none yet
 
   // -- the op that runs -----------------------------------------------------------------------------------
@@ -97,11 +97,11 @@ class Step {
     if (ledger.counted > ledger.peak) ledger.note_peak();
   }
 
-  // Whether a request of the session is being done right now, or an op is in the middle of being decided.
+  // Returns whether a request of the session is being done right now, or an op is in the middle of being decided.
   bool is_performing() const { return ledger.is_performing || Whole::depth != 0; }
 
-  // What begins meanwhile is in the middle of an op, or of a request, and none of the step: what is around it stays as
-  // it is.
+  // Scope of an op, or of a request: what begins meanwhile is inside it, and none of the step: what is around it stays
+  // as it is.
   class Inside {
    public:
     explicit Inside(Step& step)
@@ -153,7 +153,7 @@ class Step {
     ledger.note_peak();
   }
 
-  // What was brought back for an access may leave again.
+  // Lets storages leave again that were brought back for an access.
   void end_touch() {
     if (uses.empty()) end_op();
   }

@@ -5,7 +5,7 @@
 
 namespace tidelog::types {
 
-// Of a device; without one those of the host's memory.
+// Makes the streams of a device; without one those of the host's memory.
 inline std::unique_ptr<Streams> make_streams(std::optional<c10::Device> device) {
   if (!device) return std::make_unique<Streams>();
   return std::make_unique<DeviceStreams>(*device);

@@ -1,4 +1,4 @@
-// In what order ops and moves use memory: streams and events, as torch's guards have them for every kind of device, so
+// Order of memory's uses by ops and moves: streams and events, as torch's guards have them for every kind of device, so
 // that one module serves every build of torch.
 //
 // A kernel runs long after the op that launched it has returned. So a transfer gets an event behind everything that was
@@ -24,7 +24,7 @@
 
 namespace tidelog {
 
-// Those of the host's memory: there are none, as an op that has returned is done. All is called with Python's lock
+// Streams of the host's memory: there are none, as an op that has returned is done. All is called with Python's lock
 // held.
 class Streams {
  public:
@@ -33,48 +33,48 @@ class Streams {
   Streams& operator=(const Streams&) = delete;
   virtual ~Streams() = default;
 
-  // Whether a storage must live as long as a device may touch its memory: streams are told by the storage.
+  // Returns whether a storage must live as long as a device may touch its memory: streams are told by the storage.
   virtual bool keep_storages() const { return false; }
   // An op is about to be launched on the current stream. `is_known`: what it uses is noted with the returned number;
   // otherwise it may use any storage. `none_runs`: no other op is under way that has launched only a part yet.
   virtual Use launches(bool, bool) { return {}; }
-  // Whether one has appeared beside others since this was asked last.
+  // Returns whether a stream has appeared beside others since this was asked last.
   virtual bool have_grown() { return false; }
   // An event behind everything that was launched. Null: it is all done.
   virtual EventPtr after() { return nullptr; }
   // An event behind the ops that may have used a storage, where that is earlier. Null: it is not.
   virtual EventPtr after_last(const LastUses&) { return nullptr; }
-  // From here on a storage may be used, by what is launched, once this has happened.
+  // Makes uses of a fetched storage wait for an event.
   virtual void fetched(EventPtr) {}
   // All bytes that are on their way are there when this returns: something may use them that is not launched by an op.
   virtual void await_copies() {}
-  // In a child of a fork: they are its parent's.
+  // Forgets copies in a child of a fork: they are its parent's.
   virtual void forget_copies() {}
-  // This memory has its bytes again, or goes: that concerns every stream.
+  // Shares memory with all streams, as it has its bytes again, or goes.
   virtual void share(const c10::DataPtr&) const {}
 
   // The number of the current stream, for `call_on`.
   virtual int64_t current() { return 0; }
   // Calls a function of Python's while that stream is the current one. What is launched here afterwards waits for it.
   virtual void call_on(int64_t, PyObject* function) { checked(PyObject_CallNoArgs(function)); }
-  // What is launched next on the current stream waits for all that was launched on others.
+  // Makes the current stream wait for all that was launched on others.
   virtual void await_others() {}
 
   // An op of a step that is being profiled is about to be launched.
   virtual void op_begins(int64_t) {}
-  // It was launched.
+  // Records that the op's kernels were enqueued.
   virtual void op_ran() {}
   // The nanoseconds that each op took. Empty where the session's own clock is right.
   virtual std::vector<int64_t> durations() { return {}; }
 
   virtual size_t count() const { return 0; }
-  // How many fetches have ended whose bytes may be on their way.
+  // Returns the number of ended fetches whose bytes may be on their way.
   virtual size_t copies() const { return 0; }
 
   bool is_blind = true;  // ops were launched that nobody looked at: on which streams is not known
 };
 
-// Those of a device. Torch's guard of its kind has the streams and events.
+// Streams of a device. Torch's guard of its kind has the streams and events.
 class DeviceStreams final : public Streams {
  public:
   explicit DeviceStreams(c10::Device device) : device_(device), guard_(device.type()) {}

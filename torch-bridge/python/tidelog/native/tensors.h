@@ -15,7 +15,7 @@ namespace tidelog {
 
 using torch::jit::Stack;
 
-// What has a storage, of an op's arguments or results.
+// Owner of a storage among an op's arguments or results.
 struct Holder {
   size_t position;            // of the argument that it is, or is in
   c10::StorageImpl* storage;  // null: a tensor that has none, of which only the shape counts
@@ -38,7 +38,7 @@ void each_holder(const c10::IValue& value, const Visit& visit) {
   }
 }
 
-// The same for an argument or a result of a launch, as Python has it.
+// Visits the storages of an argument or a result of a launch, as Python has it.
 template <class Visit>
 void each_holder(PyObject* value, const Visit& visit) {
   if (THPVariable_Check(value)) {
@@ -51,13 +51,14 @@ void each_holder(PyObject* value, const Visit& visit) {
   }
 }
 
-// Whether a tensor only stands for one: a fake one is such a one beneath its own dispatch, whatever device it names.
+// Returns whether a tensor only stands for one: a fake one is such a one beneath its own dispatch, whatever device it
+// names.
 inline bool has_no_bytes(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return false;
   return tensor.unsafeGetTensorImpl()->unsafe_storage().device_type() == c10::DeviceType::Meta;
 }
 
-// Whether a tensor only stands for others (DTensor does): its storage has a size, and never any memory. Its own
+// Returns whether a tensor only stands for others (DTensor does): its storage has a size, and never any memory. Its own
 // dispatch makes ops on those others of it.
 inline bool is_wrapper(const at::Tensor& tensor) {
   if (!tensor.key_set().has(DispatchKey::Python)) return false;
@@ -83,25 +84,25 @@ inline std::vector<at::Tensor> components_of(const at::Tensor& tensor) {
   }
 }
 
-// Those of an op's arguments, or of its results. Each is alive as long as those are.
+// Tensors of an op's arguments, or of its results. Each is alive as long as those are.
 class Tensors {
  public:
   Tensors() = default;
   Tensors(const Tensors&) = delete;
   Tensors& operator=(const Tensors&) = delete;
 
-  // Of the last `count` values of a stack.
+  // Takes the tensors of the last `count` values of a stack.
   Tensors(const Stack& stack, size_t count) {
     for (size_t left = count; left != 0; --left) add(stack[stack.size() - left]);
   }
 
-  // Of values as C++ has them, which know their own `each_holder`.
+  // Takes the tensors of values as C++ has them, which know their own `each_holder`.
   template <class... Values>
   explicit Tensors(const std::tuple<const Values&...>& values) {
     std::apply([&](const auto&... each) { (add(each), ...); }, values);
   }
 
-  // The same of a launch.
+  // Takes the tensors of a launch.
   explicit Tensors(c10::ArrayRef<PyObject*> values) {
     for (PyObject* each : values) add(each);
   }
@@ -109,13 +110,13 @@ class Tensors {
   auto begin() const { return found_.begin(); }
   auto end() const { return found_.end(); }
 
-  // Whether one of them has no bytes.
+  // Returns whether one of them has no bytes.
   bool have_meta() const {
     return std::any_of(begin(), end(), [](const Holder& each) { return each.tensor && has_no_bytes(*each.tensor); });
   }
 
-  // Whether the last has the shape of a product of the two before it, so that an op that writes the product there does
-  // not resize it.
+  // Returns whether the last has the shape of a product of the two before it, so that an op that writes the product
+  // there does not resize it.
   bool are_of_product() const {
     if (found_.size() < 3) return false;
     for (const Holder* each = end() - 3; each != end(); ++each)

@@ -1,5 +1,5 @@
-// What the ops of a thread are to the block that is open. Its own thread's are its ops. So are those of threads that
-// work for it: torch carries what it keeps for each thread to those that run a backward pass, and to tasks of scripts.
+// Threads and the open block. Its own thread's are its ops. So are those of threads that work for it: torch carries
+// what it keeps for each thread to those that run a backward pass, and to tasks of scripts.
 #pragma once
 
 #include <ATen/ThreadLocalPythonObjects.h>
@@ -24,7 +24,7 @@ const DispatchKeySet BELOW(DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelec
 const DispatchKeySet ABOVE =
     DispatchKeySet(DispatchKeySet::FULL) - (BELOW | DispatchKeySet(DispatchKey::BackendSelect));
 
-// Where a thread is: between two ops, inside one, or in a finalizer of the program that runs inside one.
+// Place of a thread: between two ops, inside one, or in a finalizer of the program that runs inside one.
 enum class Where : uint8_t { between, inside, in_finalizer };
 
 // A key that is excluded inside an op, where no tensor has it. So what an op starts on other threads is inside the op,
@@ -45,7 +45,7 @@ inline void move_to(Where now) {
   in_finalizer = now == Where::in_finalizer;
 }
 
-// Meanwhile this thread is somewhere else.
+// Scope in which this thread is at another place.
 class At {
  public:
   explicit At(Where now) : before_(where()) { move_to(now); }
@@ -57,7 +57,7 @@ class At {
   const Where before_;
 };
 
-// Whether there is a block, and which threads work for it. For looks without Python's lock.
+// State of the open block, and the threads that work for it. For looks without Python's lock.
 class Workers {
  public:
   // A block begins in this thread.
@@ -125,12 +125,12 @@ class InPython {
   static inline std::atomic<int> count{0};
 };
 
-// Whether no op is but this one: each may have launched only a part of what it does.
+// Returns whether no op is but this one: each may have launched only a part of what it does.
 inline bool none_runs_beside(const UnderWay& own) {
   return UnderWay::count == (own.counts() ? 1 : 0) && InPython::count == 0;
 }
 
-// Who looks at an op of this thread.
+// Observer of an op of this thread.
 enum class Observer { nobody, block, block_inside, bystander };
 
 inline Observer observer_of(DispatchKeySet keys) {

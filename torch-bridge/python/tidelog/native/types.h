@@ -53,7 +53,7 @@ inline void add_records(py::module_& m) {
       });
 }
 
-// What a ledger has of Python's.
+// Returns the Python objects of a ledger.
 inline std::vector<Held*> held_by(PyObject* ledger) {
   auto* made = reinterpret_cast<py::detail::instance*>(ledger);
   auto* self = made->simple_layout ? made->get_value_and_holder().value_ptr<Ledger>() : nullptr;
@@ -76,7 +76,7 @@ inline void collect_ledgers(PyHeapTypeObject* made) {
   };
 }
 
-// Its arguments: the device, its streams, where its memory is, the limit, and where storages go.
+// Makes a ledger from the device, its streams, where its memory is, the limit, and where storages go.
 inline std::unique_ptr<Ledger> make_ledger(const py::object& device, Streams& streams, c10::Device place, int64_t limit,
                                            const std::string& outside) {
   auto ledger = std::make_unique<Ledger>(place, streams, limit);

@@ -1,5 +1,5 @@
-// The same kernels for the operators that programs call most, without a stack: each takes the arguments as torch's own
-// do. What they decide is decided in `Kernel`. Where an op is for Python it goes there by the stack.
+// Kernels of the operators that programs call most, without a stack: each takes the arguments as torch's own do. What
+// they decide is decided in `Kernel`. Where an op is for Python it goes there by the stack.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,13 +8,13 @@
 
 namespace tidelog {
 
-// As those of `tensors.h`, for an argument or a result as C++ has it.
+// Visits storages as those of `tensors.h` do, for an argument or a result as C++ has it.
 template <class Visit>
 void each_holder(const at::Tensor& tensor, const Visit& visit) {
   if (tensor.defined() && !tensor.unsafeGetTensorImpl()->is_wrapped_number()) visit(tensor);
 }
 
-// Those that have no storage, and no part that has one. Of the rest, no operator of `operators.h` has any.
+// Visits values that have no storage, and no part that has one. Of the rest, no operator of `operators.h` has any.
 template <class Visit, class Value>
   requires(std::is_arithmetic_v<Value> || std::is_same_v<Value, at::Scalar> || std::is_same_v<Value, c10::SymInt>)
 void each_holder(const Value&, const Visit&) {}
@@ -30,7 +30,7 @@ void each_holder(const std::optional<Value>&, const Visit&) {}
 template <class Visit, class Value>
 void each_holder(const at::OptionalArrayRef<Value>&, const Visit&) {}
 
-// The same for whole numbers, as a stack has them.
+// Visits whole numbers, as a stack has them.
 template <class Value, class Visit>
 void each_number(const Value& value, const Visit& visit) {
   if constexpr (std::is_integral_v<Value> || std::is_enum_v<Value>) visit(static_cast<int64_t>(value));

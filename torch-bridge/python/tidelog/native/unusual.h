@@ -37,7 +37,7 @@ class Kernel::Unusual {
       Services::call(python_.touch_updates, op_.func(), op_.given().args.get(), op_.given().kwargs.get());
   }
 
-  // What is around the op stays as it is.
+  // Keeps what is around the op as it is.
   void in_the_middle() {
     if (block_.ledger.quiet) return launch();  // nobody knows what the op around uses, and that must not leave
     Step::Inside inside(block_.step);
@@ -116,7 +116,7 @@ class Kernel::Unusual {
         Services::call(python_.expect, op_.func(), op_.given().args.get(), op_.given().kwargs.get()).get());
   }
 
-  // What is in memory, and may be resized, has memory of torch's.
+  // Gives memory of torch's to arguments that are in memory, and may be resized.
   void make_usual(const Tensors& arguments) {
     if (!facts().has(RESIZES) || !block_.ledger.maps_memory) return;
     for (const Holder& each : arguments)
@@ -141,7 +141,7 @@ class Kernel::Unusual {
     op_.run();
   }
 
-  // Its code may wait for another thread. So that looks for the frame that the op runs in, not at what is counted.
+  // The code may wait for another thread. So that looks for the frame that the op runs in, not at what is counted.
   void in_python() {
     run_.under_way.ends();
     try {

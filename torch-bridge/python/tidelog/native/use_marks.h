@@ -1,4 +1,4 @@
-// How far the ops of a stream are, for who waits for one of them and not for all that was launched later.
+// Progress of the ops of a stream, for who waits for one of them and not for all that was launched later.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -25,7 +25,7 @@ struct Use {
   uint64_t op = 0;
 };
 
-// The same for each stream on which ops have used it. Empty: it is not known.
+// Last uses on each stream on which ops have used it. Empty: it is not known.
 using LastUses = c10::SmallVector<Use, 1>;
 
 inline void note(LastUses& uses, const Use& last) {

@@ -26,7 +26,7 @@ Call: TypeAlias = Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], dict
 
 
 class Chain:
-    """Which blocks a model has, in words and in lists."""
+    """Blocks of a model, in words and in lists."""
 
     def __init__(self, model: nn.Module, blocks: Iterable[nn.Module] | None) -> None:
         self.names = {id(module): name or "the model" for name, module in model.named_modules()}
@@ -43,7 +43,7 @@ class Chain:
             _refuse_compiled(module, self)
 
     def name(self, block: nn.Module) -> str:
-        """What a block is called."""
+        """Returns the name of a block."""
         return self.names.get(id(block), type(block).__name__)
 
     def modules_of_several_parts(self, model: nn.Module) -> dict[int, nn.Module]:
@@ -66,7 +66,7 @@ class Chain:
         }
 
     def holds(self, module: nn.Module) -> bool:
-        """Whether a block is a part of this module."""
+        """Returns whether a block is a part of this module."""
         return any(id(part) in self.blocks for part in module.modules() if part is not module)
 
 
@@ -105,14 +105,14 @@ def _refuse_compiled(module: nn.Module, chain: Chain) -> None:
 
 
 class CallsOfClasses:
-    """The same for all modules whose class has one of these names, whoever makes them and when."""
+    """Calls of all modules whose class has one of these names, whoever makes them and when."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = frozenset(names)
         self._own: Callable[..., Any] | None = None
 
     def begin(self, call: Call) -> None:
-        """From here on they do."""
+        """Begins to redirect calls."""
         self._own = own = nn.Module.__call__
 
         @functools.wraps(own)
@@ -131,9 +131,10 @@ class CallsOfClasses:
 
 
 class CallsSeen:
-    """From `begin` to `close` calls of blocks go through a function, in any thread. Hooks of a module would be
-    too late where its class checkpoints or compiles what its call does. Finalizers call blocks as ever: what they do
-    is no part of the program's pass. `close` may be called again: Ctrl-C may have come in between."""
+    """Calls of named blocks: from `begin` to `close` calls of blocks go through a function, in any thread. Hooks of a
+    module would be too late where its class checkpoints or compiles what its call does. Finalizers call blocks as ever:
+    what they do is no part of the program's pass. `close` may be called again: Ctrl-C may have come in between.
+    """
 
     def __init__(self, blocks: Iterable[nn.Module]) -> None:
         self._blocks = list(blocks)
@@ -141,7 +142,7 @@ class CallsSeen:
         self._collecting: int | None = None  # the thread in which the collector runs, and so finalizers do
 
     def begin(self, call: Call) -> None:
-        """From here on they do."""
+        """Begins to redirect calls."""
         ids = {id(block) for block in self._blocks}
 
         def is_seen(block: nn.Module) -> bool:
@@ -167,7 +168,7 @@ class CallsSeen:
 
 @contextlib.contextmanager
 def gradients_seen(look: Callable[[Iterable[Any]], None]) -> Iterator[None]:
-    """Meanwhile `look` gets what any thread computes gradients of, before it does."""
+    """Passes to `look` what any thread computes gradients of, before it does."""
     original = getattr(torch.autograd, "_engine_run_backward")
 
     def run_backward(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:

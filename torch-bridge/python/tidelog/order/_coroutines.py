@@ -58,11 +58,11 @@ class Coroutine:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the function has returned."""
+        """Returns whether the function has returned."""
         return self._thread.has_ended
 
     def take_result(self) -> Any:
-        """What it has returned, which nothing holds any more."""
+        """Returns the result, which nothing holds any more."""
         result, self._thread.result = self._thread.result, None
         return result
 
@@ -110,7 +110,7 @@ class Coroutine:
 
 
 class _Thread(threading.Thread):
-    """It holds nothing of the caller, so that the caller's side may go first."""
+    """Thread that holds nothing of the caller, so that the caller's side may go first."""
 
     def __init__(self, function: Callable[[], Any], surroundings: Surroundings) -> None:
         super().__init__(name="tidelog micro-batch", daemon=True)
@@ -158,7 +158,7 @@ class _Thread(threading.Thread):
 
 
 class Surroundings:
-    """What torch and Python keep for each thread, of the thread that makes this."""
+    """State that torch and Python keep for each thread, of the thread that makes this."""
 
     def __init__(self) -> None:
         self._context = contextvars.copy_context()

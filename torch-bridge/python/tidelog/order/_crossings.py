@@ -1,4 +1,4 @@
-"""Where the graph of a micro-batch is cut in parts, and its backward pass, a part at a time.
+"""Cuts of the graph of a micro-batch in parts, and its backward pass, a part at a time.
 
 A tensor that passes from one part to another gets a node of its own (`_Cut`) in place of its graph:
 what uses it afterwards ends there. Once a later part's backward pass has run, the node has its
@@ -60,7 +60,7 @@ _incomplete: set[int] = set()
 
 
 def is_incomplete(leaf: Tensor) -> bool:
-    """Whether what a backward pass adds to a leaf's gradient now is a part that is added up elsewhere."""
+    """Returns whether what a backward pass adds to a leaf's gradient now is a part that is added up elsewhere."""
     return id(leaf) in _incomplete
 
 
@@ -266,7 +266,7 @@ class Graph:
                 leaf.grad = before_this
 
     def close(self) -> None:
-        """Nothing refers to the graph any more, nor the graph to anything."""
+        """Closes the cut: nothing refers to the graph any more, nor the graph to anything."""
         for each in self._crossings:
             if hasattr(each.end.node, "crossing"):
                 delattr(each.end.node, "crossing")

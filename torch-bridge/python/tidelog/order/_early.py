@@ -112,7 +112,7 @@ class EarlyUpdates(Updates):
             self._keep_in_place(watched, optimizer, why)
 
     def _usable(self, optimizer: Optimizer, parameter: Tensor) -> list[Tensor]:
-        """What an update would use; nothing, where it has to stay in its place."""
+        """Returns the tensors that an update would use; nothing, where it has to stay in its place."""
         gradient = parameter.grad
         if gradient is None or gradient.requires_grad:
             return []
@@ -199,7 +199,7 @@ class EarlyUpdates(Updates):
 
     @whole
     def leave_to(self, optimizer: Optimizer, why: str) -> None:
-        """Nothing may have been updated before."""
+        """Leaves parameters to their optimizer; none may have been updated before."""
         trained = self._trained.get(optimizer)
         if trained is None:
             return
@@ -281,7 +281,7 @@ class EarlyUpdates(Updates):
 
 
 def is_ours(hook: object) -> bool:
-    """Whether a hook of a parameter is one of these."""
+    """Returns whether a hook of a parameter is one of these."""
     return isinstance(hook, partial) and isinstance(getattr(hook.func, "__self__", None), EarlyUpdates)
 
 

@@ -1,4 +1,6 @@
-"""Which optimizers' steps may run later, one parameter at a time, with the same bits; and of the others why not."""
+"""Optimizers whose steps may run later, one parameter at a time, with the same bits; and the reasons against all
+others.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def step_of(kind: type[Optimizer]) -> Callable[[Any], object]:
 
 
 def why_not(optimizer: Optimizer, args: Args, kwargs: Kwargs, known_hooks: Callable[[object], bool]) -> str | None:
-    """Why this step cannot run later; None: it can. `known_hooks` says of a step hook whether it is ours."""
+    """Returns the reason why this step cannot run later; None: it can. `known_hooks` says of a step hook whether it is
+    ours.
+    """
     kind = type(optimizer)
     if kind in _reasons:
         return f"{_reasons[kind]}, so it is not element-wise"
@@ -79,7 +83,7 @@ def _of_groups(groups: list[Group]) -> str | None:
 
 
 def _of_the_moment(groups: list[Group]) -> str | None:
-    """What holds at the step may no longer hold when its updates run."""
+    """Returns values of groups that hold at the step but may no longer hold when its updates run."""
     if torch.is_inference_mode_enabled():
         return "it steps in inference mode"
     places = {each.device.type for group in groups for each in group["params"]}
@@ -92,7 +96,7 @@ def _of_the_moment(groups: list[Group]) -> str | None:
 
 
 def numbers_of(group: Group) -> Group:
-    """What a group says now, without its parameters."""
+    """Returns a group's values now, without its parameters."""
     return {
         name: value.copy() if isinstance(value, (list, dict)) else value
         for name, value in group.items()
@@ -101,7 +105,7 @@ def numbers_of(group: Group) -> Group:
 
 
 def noted(group: Group) -> Group:
-    """What a step of this group computes with now, without its parameters."""
+    """Returns the values with which a step of this group computes now, without its parameters."""
     numbers = numbers_of(group)
     if numbers.get("foreach", False) is None and not numbers.get("fused"):
         # Torch decides it by all parameters of the group; of one alone it may say something else.

@@ -1,4 +1,4 @@
-"""The lazy optimizer: a step is taken note of, and each parameter's update runs just before anybody
+"""The lazy optimizer: a step is deferred, and each parameter's update runs just before anybody
 touches the parameter, its gradient or its state: mostly in the next forward pass.
 
 Who touches it: ops, by their kernels; calls that are no ops, by the wrappers of `_escape`; who reads an
@@ -50,11 +50,11 @@ class Late(Mark):
             update.compute()
 
     def run(self) -> None:
-        """Runs it, unless it has run."""
+        """Runs the update, unless it has run."""
         self._updates.run(self)
 
     def touch(self, func: object) -> None:
-        """Runs it before an op."""
+        """Runs the update before an op."""
         self._updates.run_before_op(self)
 
 
@@ -86,14 +86,14 @@ class LazyUpdates(Updates):
         return True
 
     def _run_what_waited(self, optimizer: Optimizer) -> None:
-        """What had a whole step to be touched in, and what nobody will touch."""
+        """Runs updates that had a whole step to be touched in, and those that nobody will touch."""
         for update in list(self.pending.values()):
             if update.step.optimizer() in (optimizer, None):
                 update.run()
 
     @whole
     def note(self, optimizer: Optimizer, step: Step) -> list[Group]:
-        """Those stay in the step's place that have no state: the first step of each makes it."""
+        """Notes a step's updates; parameters without state stay in the step's place: the first step of each makes it."""
         self._run_what_waited(optimizer)
         groups, stateless = [], self._stateless.setdefault(optimizer, set())
         for group in optimizer.param_groups:
@@ -171,14 +171,14 @@ class LazyUpdates(Updates):
 
     @whole
     def _run(self, update: Late) -> None:
-        """Who is asked to stop in a forward pass need not expect that a parameter is half updated."""
+        """Defers Ctrl-C so that no parameter is left half updated."""
         with interrupts_deferred():
             self._forget(update)
             self._late += len(update.each)
             self.streams.call_on(update.stream, partial(self.run_apart, update.compute))
 
     def end(self) -> BaseException | None:
-        """All that is pending runs, as the program has stepped its optimizer."""
+        """Runs all pending updates, as the program has stepped its optimizer."""
         failure = None
         try:
             if not self.is_forked():

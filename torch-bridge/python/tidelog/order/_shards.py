@@ -28,19 +28,22 @@ def local(tensor: Any) -> Tensor:
 
 
 def storage_of(tensor: Tensor) -> Storage:
-    """Where that is in memory."""
+    """Returns the storage of a tensor's local part."""
     return untyped_storage(local(tensor))
 
 
 def is_plain(tensor: object) -> bool:
-    """Whether this rank's part has one storage, and neither a dispatch of its own nor a mode that it is bound to."""
+    """Returns whether this rank's part has one storage, and neither a dispatch of its own nor a mode that it is bound
+    to.
+    """
     part = local(tensor)
     return type(part) in _PLAIN and part.layout is torch.strided and not part.is_inference()
 
 
 def are_apart(parameter: Tensor, others: Iterable[Tensor]) -> bool:
-    """Whether what is computed of these, element by element, needs nothing of another rank: then it may be computed at
-    any time. `others`: the parameter's gradient and state."""
+    """Returns whether what is computed of these, element by element, needs nothing of another rank: then it may be
+    computed at any time. `others`: the parameter's gradient and state.
+    """
     if not _is_sharded(parameter):
         return not any(map(_is_sharded, others))
     layout = _layout(parameter)
@@ -61,7 +64,7 @@ def part_of(value: Any, parameter: Any) -> Any:
 
 
 def maker_of_similar(tensor: Any) -> Callable[[], Tensor]:
-    """What makes tensors of its shape and type, with any values. It does not keep the tensor."""
+    """Returns a function that makes tensors of its shape and type, with any values. It does not keep the tensor."""
     part = local(tensor)
     make = partial(torch.empty_strided, part.shape, part.stride(), dtype=part.dtype, device=part.device)
     if part is tensor:

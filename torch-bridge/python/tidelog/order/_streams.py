@@ -1,4 +1,4 @@
-"""What each micro-batch draws of torch's random numbers, in another order than the program's.
+"""Random numbers of micro-batches in another order than the program's.
 
 In the program's order micro-batch 2 begins where the generator is after micro-batch 1. Where all of them
 run at once, each needs the state to begin with beforehand. A first pass in the program's order counts
@@ -53,7 +53,7 @@ def put(value: bytes, generator: torch.Generator = torch.default_generator) -> N
 
 @whole
 def _ahead(value: bytes, count: int) -> bytes:
-    """The state after so many numbers."""
+    """Returns the state after `count` numbers."""
     generator = torch.Generator()
     put(value, generator)
     with unseen():
@@ -64,7 +64,7 @@ def _ahead(value: bytes, count: int) -> bytes:
 
 
 def _count(before: bytes, after: bytes) -> int | None:
-    """How many numbers are between two states."""
+    """Returns the count of numbers between two states."""
     count, at = 0, before
     while at[_ARRAY] != after[_ARRAY]:
         at = _ahead(at, _NUMBERS)
@@ -76,8 +76,9 @@ def _count(before: bytes, after: bytes) -> int | None:
 
 
 class Known:
-    """How many numbers micro-batches of a model draw: those of the same shapes as many, while the same modules have
-    dropout."""
+    """Counts of the random numbers of a model's micro-batches: those of the same shapes as many, while the same modules
+    have dropout.
+    """
 
     def __init__(self, model: nn.Module, micro_batches: Sequence[object]) -> None:
         dropouts = _dropouts(model)
@@ -98,7 +99,7 @@ class Known:
 
 
 def _dropouts(model: nn.Module) -> tuple[int, ...]:
-    """Which modules look as if they had dropout, on the processor."""
+    """Returns the modules that look as if they had dropout, on the processor."""
     if any(parameter.is_cuda for parameter in model.parameters()):
         return ()
     return tuple(
@@ -132,16 +133,16 @@ class Streams:
         put(self._now[number])
 
     def leave(self, number: int) -> None:
-        """It is suspended."""
+        """Suspends a micro-batch."""
         self._left = self._now[number] = state()
 
     def refuse_others(self) -> None:
-        """Nobody else may have drawn since a micro-batch was suspended."""
+        """Raises an error if another thread has drawn since a micro-batch was suspended."""
         if state() != self._left:
             raise OrderError("the backward pass draws random numbers, which would be others in another order.")
 
     def end(self, number: int) -> None:
-        """It has ended."""
+        """Ends a micro-batch."""
         if self._now[number] != self._begins[number + 1]:
             raise OrderError(
                 f"micro-batch {number + 1} draws another number of random numbers than one of the same shapes did, so "

@@ -1,5 +1,6 @@
-"""What a model has besides tensors that pass through it, and where the order of micro-batches shows:
-random numbers, and what modules keep from one call to the next."""
+"""State of a model besides tensors that pass through it, and where the order of micro-batches shows: random numbers,
+and what modules keep from one call to the next.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ from tidelog.order._chains import Chain
 
 
 class Draws:
-    """Who draws random numbers. In the program's order one micro-batch draws all of its own before the
-    next one does, so in another order only one part may draw."""
+    """Draws of random numbers. In the program's order one micro-batch draws all of its own before the next one does, so
+    in another order only one part may draw.
+    """
 
     def __init__(self) -> None:
         self._drew: list[str] = []
@@ -25,12 +27,12 @@ class Draws:
         self._first = self._state = _states()
 
     def leave_to_streams(self) -> None:
-        """From here on each micro-batch has a state of torch's generator to itself."""
+        """Gives each micro-batch a state of torch's generator to itself."""
         self._has_streams = True
         self.accept()
 
     def accept(self) -> None:
-        """What has been drawn up to here was drawn as in the program's order."""
+        """Accepts draws up to here as those of the program's order."""
         self._state = self._seen()
 
     def _seen(self) -> tuple[Any, ...]:
@@ -51,7 +53,7 @@ class Draws:
             )
 
     def refuse_any(self) -> None:
-        """Whatever has run since must not have drawn any."""
+        """Raises an error if anything since has drawn."""
         if self._seen() != self._state:
             raise OrderError("the backward pass draws random numbers, which would be others in another order.")
 
@@ -66,7 +68,7 @@ def _states() -> tuple[Any, ...]:
 
 
 def states_of_others() -> tuple[Any, ...]:
-    """Of the global generators that are not torch's: Python's and NumPy's."""
+    """Returns the states of the global generators that are not torch's: Python's and NumPy's."""
     numpys: dict[str, Any] = sys.modules["numpy"].random.get_state(legacy=False) if "numpy" in sys.modules else {}
     place = numpys.get("state", {})
     return random.getstate(), (place["pos"], int(place["key"][0])) if "pos" in place else None
@@ -82,9 +84,10 @@ def _put_back(states: tuple[Any, ...]) -> None:
 
 
 class State:
-    """What modules keep from one call to the next: buffers, and tensors and numbers among their attributes.
-    Within a part micro-batches come in the program's order; so what one part alone changes and reads is right.
-    Modules of several parts may change nothing."""
+    """State that modules keep from one call to the next: buffers, and tensors and numbers among their attributes.
+    Within a part micro-batches come in the program's order; so what one part alone changes and reads is right. Modules
+    of several parts may change nothing.
+    """
 
     def __init__(self, model: nn.Module, chain: Chain) -> None:
         self._chain = chain
@@ -112,7 +115,7 @@ class State:
                 raise OrderError(f"{name} is changed at {part}, and belongs to other blocks, too. {_OTHER_VALUE}")
 
     def look_at_attributes(self) -> None:
-        """After all parts but the last, and before any gradient has changed."""
+        """Checks attributes once all parts but the last have run, and before any gradient has changed."""
         for key, value in self._values().items():
             if self._attributes.get(key, ()) != value:
                 module = self._chain.name(self._of_several[key[0]])

@@ -68,7 +68,7 @@ class Update:
             self._keep({name: value for name, value in entry.items() if given.get(name) is not value})
 
     def _keep(self, changed: dict[str, Any]) -> None:
-        """What the update has put into the state, where nobody else has put anything meanwhile."""
+        """Keeps the update's changes to the state, where nobody else has put anything meanwhile."""
         if changed:
             kept = self.step.state.setdefault(self._parameter, {})
             for name, value in changed.items():
@@ -89,7 +89,7 @@ class Mark(Pending):
         self.add(tensors)
 
     def add(self, tensors: list[Tensor]) -> None:
-        """It is to hang on the storages of these, too."""
+        """Adds storages on which it is to hang."""
         known = {storage._cdata for storage in self.storages}
         more = {(storage := storage_of(each))._cdata: storage for each in tensors}
         self.storages += [storage for key, storage in more.items() if key not in known]
@@ -105,14 +105,14 @@ class Mark(Pending):
             native().guard(storage, self._text)
 
     def hang(self) -> None:
-        """From here on whoever touches its storages finds it."""
+        """Hangs on its storages, so that whoever touches them finds it."""
         for storage in self.storages:
             if storage._tide_update is not self:
                 storage._tide_update = self
                 self.guard(storage)
 
     def take_off(self) -> None:
-        """Nobody finds it any more."""
+        """Removes itself from its storages."""
         for storage in self.storages:
             if storage._tide_update is self:
                 storage._tide_update = None
@@ -121,7 +121,9 @@ class Mark(Pending):
 
 
 class Several(Pending):
-    """Of several parameters, on a storage that their gradients share, as those of a layer do that FSDP2 has reduced."""
+    """Updates of several parameters, on a storage that their gradients share, as those of a layer do that FSDP2 has
+    reduced.
+    """
 
     def __init__(self, *pending: Pending) -> None:
         self.pending = list(pending)
@@ -143,7 +145,7 @@ class Several(Pending):
 
 
 def hanging_on(storage: Storage) -> list[Pending]:
-    """What hangs on a storage."""
+    """Returns the marks on a storage."""
     found = storage._tide_update
     return found.pending if isinstance(found, Several) else [found] if found is not None else []
 
@@ -156,22 +158,22 @@ def hang_beside(storage: Storage, pending: Pending) -> None:
 
 
 def take_off(storage: Storage, pending: Pending) -> None:
-    """This hangs there no longer."""
+    """Removes a mark from a storage."""
     left = [each for each in hanging_on(storage) if each is not pending]
     storage._tide_update = Several(*left) if len(left) > 1 else left[0] if left else None
 
 
 def tensors_of(step: Step, *parameter: Tensor) -> list[Tensor]:
-    """What an update uses: the parameter, its gradient if that is given, its state."""
+    """Returns the tensors of an update: the parameter, its gradient if that is given, its state."""
     return [*parameter, *tensors_in(step.state.get(parameter[0], {}))]
 
 
 def may_run_alone(tensors: list[Tensor]) -> bool:
-    """Whether an update that uses these can run at any time on this rank: `tensors_of` a parameter."""
+    """Returns whether an update that uses these can run at any time on this rank: `tensors_of` a parameter."""
     return all(map(is_plain, tensors)) and are_apart(tensors[0], tensors[1:])
 
 
 def name_of(parameter: Tensor) -> str:
-    """What errors call it."""
+    """Returns the name of a parameter for errors."""
     record = storage_of(parameter)._tide
     return record.describe() if record is not None else "a parameter"

@@ -65,7 +65,7 @@ class Updates:
         self._handle: RemovableHandle | None = None
 
     def begin(self) -> None:
-        """From here on steps are taken note of."""
+        """Begins to defer steps."""
         self._handle = register_optimizer_step_pre_hook(self._before_step)
         _patches.put(Optimizer, "state", property(self._state_of, self._set_state))
         for name in ("load_state_dict", "__setstate__"):
@@ -79,13 +79,13 @@ class Updates:
         return None
 
     def figures(self) -> UpdateFigures | None:
-        """What `stats` says."""
+        """Returns the figures for `stats`."""
         return None
 
     # -- what an order says -------------------------------------------------------------------------
 
     def note(self, optimizer: Optimizer, step: Step) -> list[Group]:
-        """A step is taken note of. Returns groups with the parameters that are updated in its place."""
+        """Defers a step. Returns groups with the parameters that are updated in its place."""
         raise NotImplementedError
 
     def leave_to(self, optimizer: Optimizer, why: str) -> None:
@@ -96,13 +96,13 @@ class Updates:
         return True
 
     def look_at(self, optimizer: Optimizer) -> None:
-        """Somebody looks at an optimizer's state, or changes it."""
+        """Handles an access to an optimizer's state."""
 
     def run_all(self) -> None:
         """Runs all that are pending."""
 
     def is_ahead(self) -> bool:
-        """Whether parameters have been updated whose step is still to come: nobody may use them."""
+        """Returns whether parameters have been updated whose step is still to come: nobody may use them."""
         return False
 
     def expect_reducer(self, module: nn.Module) -> None:
@@ -153,7 +153,7 @@ class Updates:
             self._say(f"steps of {type(optimizer).__name__} run where they are called: {why}{example}")
 
     def is_seen(self, storage: Storage) -> bool:
-        """Whether nobody can read the storage unseen: no alias of its memory is about."""
+        """Returns whether nobody can read the storage unseen: no alias of its memory is about."""
         record = self._ledger.record_of(storage)
         return record is not None and not record.pins and not storage._aliased and self._ledger.movable(storage)
 
@@ -167,7 +167,7 @@ class Updates:
             self._compute(compute)
 
     def _compute(self, compute: Callable[[], None]) -> None:
-        """As the step would have run: its ops are the block's, and what surrounds them is no matter."""
+        """Computes an update as the step would have run: its ops are the block's, and what surrounds them is no matter."""
         usual = torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
         self.is_running = True
         try:

@@ -38,7 +38,7 @@ class Watch(Pending):
         self.hang(storages)
 
     def hang(self, storages: list[Storage]) -> None:
-        """From here on these are watched."""
+        """Hangs watches on storages."""
         for storage in storages:
             hang_beside(storage, self)
         self._storages += map(weakref.ref, storages)
@@ -61,10 +61,10 @@ class Watch(Pending):
         self.why = f"{used_by} uses {when}"
 
     def guard(self, storage: Storage) -> None:
-        """There is none."""
+        """Guards nothing."""
 
     def take_off(self) -> None:
-        """From here on none is watched."""
+        """Removes the watches."""
         for reference in self._storages:
             if (storage := reference()) is not None:
                 take_off(storage, self)
@@ -97,14 +97,14 @@ class Begun(Pending):
             self._watch.touch(func)
 
     def guard(self, storage: Storage) -> None:
-        """There is none."""
+        """Guards nothing."""
 
     def is_given_up(self, gradient: Tensor) -> bool:
-        """Whether it is gone, and this is a new one. To add to it would have used it."""
+        """Returns whether the begun is gone, and this is a new one. To add to it would have used it."""
         return self.is_zeroed or not (self._is_used or self in marks_of(gradient))
 
     def take_off(self) -> None:
-        """From here on nobody tells."""
+        """Removes the watches."""
         if (storage := self._storage()) is not None:
             take_off(storage, self)
 
@@ -180,12 +180,12 @@ class Watched:
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """Returns the name for errors."""
         parameter = self.parameter()
         return name_of(parameter) if parameter is not None else "a parameter that is gone"
 
     def forget(self) -> None:
-        """Nothing of it is left, but that its gradient is gone."""
+        """Forgets all but that its gradient is gone."""
         self.handle.remove()
         self._end_watch()
         self.give_up()
@@ -202,7 +202,7 @@ class Watched:
         self.count += 1
 
     def begins(self, gradient: Tensor) -> None:
-        """More is to be added to this."""
+        """Begins a sum: more is to be added to this."""
         self._begun = Begun(storage_of(gradient))
 
     def give_up(self) -> None:
@@ -259,12 +259,12 @@ class Watched:
         return parameter.grad if is_watched and parameter is not None else None
 
     def watch_gradient(self, gradient: Tensor) -> None:
-        """From here on it is watched again."""
+        """Watches a gradient again."""
         if self._watch is not None:
             self._watch.hang([storage_of(gradient)])
 
     def state_is_used(self) -> None:
-        """Somebody looks at the optimizer's state."""
+        """Handles a use of the optimizer's state."""
         if self.updated is not None:
             self.updated.refuse()
         if self._watch is not None and not self._watch.has_stepped:
@@ -278,14 +278,14 @@ class Watched:
     # -- it is updated --------------------------------------------------------------------------------
 
     def numbers_of(self, group: Group) -> Group:
-        """What an update computes with now, as far as a group says it."""
+        """Returns the numbers with which an update computes now, as far as a group says it."""
         numbers = _element_wise.numbers_of(group)
         if "foreach" in numbers:  # torch decides it by all parameters
             numbers["foreach"] = self._of_the_step.get("foreach")
         return numbers
 
     def use_up(self, parameter: Tensor, tensors: list[Tensor], numbers: Group) -> None:
-        """It has been updated. `tensors`: the parameter and its state."""
+        """Uses up a gradient after its update. `tensors`: the parameter and its state."""
         self._numbers, self._storage = numbers, storage_of(parameter)
         self._close(
             tensors,
@@ -341,12 +341,13 @@ class Watched:
         raise _errors.OrderError(f"{self.name} {text} {_INSTEAD}")
 
     def differences(self, numbers: Group, optimizer: Optimizer) -> list[str]:
-        """Which numbers are no longer what they were when the gradient was made. Whatever else users keep
-        in a group is not looked at."""
+        """Describes the numbers that are no longer what they were when the gradient was made. Whatever else users keep
+        in a group is not looked at.
+        """
         return [name for name in optimizer.defaults if numbers.get(name) != self._numbers.get(name)]
 
     def step(self, place: int, numbers: Group) -> None:
-        """Its optimizer steps, with these numbers for its group."""
+        """Records a step of its optimizer, with these numbers for its group."""
         parameter = self.parameter()
         if self.updated is not None and parameter is not None:
             torch.autograd.graph.increment_version(parameter)  # what was computed with it is out of date from here on
@@ -359,7 +360,7 @@ class Watched:
         self.give_up()
 
     def stay(self) -> None:
-        """It is updated in its place from here on."""
+        """Leaves the update in its place from here on."""
         self._end_watch()
         self._end_begun()
         self.stays, self.is_known = True, False
@@ -374,7 +375,7 @@ class Watched:
 
 
 def marks_of(tensor: Tensor) -> list[Pending]:
-    """What hangs on a tensor's memory, if it has any of its own."""
+    """Returns the marks on a tensor's memory, if it has any of its own."""
     try:
         return hanging_on(storage_of(tensor))
     except RuntimeError:
@@ -382,5 +383,5 @@ def marks_of(tensor: Tensor) -> list[Pending]:
 
 
 def are_all(marks: list[Pending], kind: type[Watch] | type[Begun] | UnionType) -> bool:
-    """Whether these are of other gradients in the same memory, and in nobody's way."""
+    """Returns whether all marks are of other gradients in the same memory, and in nobody's way."""
     return all(isinstance(each, kind) for each in marks)

@@ -1,1 +1,1 @@
-"""What users get to see: figures, what is logged, progress, notebooks."""
+"""Output for users: figures, what is logged, progress, notebooks."""

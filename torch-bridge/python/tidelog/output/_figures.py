@@ -13,7 +13,7 @@ Phase: TypeAlias = Literal["profiling", "planned", "reactive"]
 
 
 class Totals(TypedDict):
-    """What was counted since a block began, or over one step."""
+    """Counters since a block began, or over one step."""
 
     bytes_written: int  # to the pool
     bytes_read: int
@@ -31,19 +31,19 @@ class Totals(TypedDict):
 
 
 class SecondsOfAStep(TypedDict, total=False):
-    """How long the last step took."""
+    """Seconds of the last step."""
 
     seconds: float  # absent before the first step
 
 
 class StepFigures(Totals, SecondsOfAStep):
-    """What `Tide.last_step` returns."""
+    """Figures of `Tide.last_step`."""
 
     stall_seconds: float
 
 
 class Simulated(TypedDict, total=False):
-    """What the library says of a simulated step: `why_not` alone, or all the others."""
+    """Simulated step in the library's words: `why_not` alone, or all the others."""
 
     why_not: str
     time_ns: int
@@ -54,7 +54,7 @@ class Simulated(TypedDict, total=False):
 
 
 class SimulatedStep(TypedDict):
-    """What `Tide.simulate_step` returns."""
+    """Simulated step of `Tide.simulate_step`."""
 
     time_ns: int
     stall_ns: int
@@ -70,14 +70,14 @@ Rate = TypedDict("Rate", {"bytes_per_second": int, "from": Literal["measured", "
 
 
 class Rates(TypedDict):
-    """Both directions of a link."""
+    """Rates of both directions of a link."""
 
     read: Rate
     write: Rate
 
 
 class MachineFigures(TypedDict):
-    """How fast a plan that is made now takes transfers to be."""
+    """Rates that a plan made now takes for transfers."""
 
     ssd: Rates
     host: Rates | None
@@ -120,7 +120,7 @@ class HostMemory(TypedDict):
 
 
 class GpuMemory(TypedDict):
-    """What torch's allocator holds of the GPU's memory, and for whom."""
+    """GPU memory that torch's allocator holds, and for whom."""
 
     reserved: int  # all of it; the libraries of CUDA have more, past torch
     kept: int  # free, for later
@@ -133,7 +133,7 @@ class GpuMemory(TypedDict):
 
 
 class HostHeap(TypedDict):
-    """What the process holds of the host's memory, tensors and all else."""
+    """Host memory that the process holds, tensors and all else."""
 
     anonymous: int  # resident, and no file's
     anonymous_max: int  # freed memory leaves where it is more: before the block, the budget, the allowance
@@ -151,7 +151,7 @@ class UpdateFigures(TypedDict):
 
 
 class RegionChoice(TypedDict, total=False):
-    """What the library says of regions: `why_not` alone, or all the others but perhaps the times."""
+    """Choice of regions in the library's words: `why_not` alone, or all the others but perhaps the times."""
 
     why_not: str
     once: list[int]  # regions that are better run once, by their places
@@ -165,7 +165,7 @@ class RegionChoice(TypedDict, total=False):
 
 
 class RecomputeFigures(TypedDict):
-    """What becomes of regions under torch.utils.checkpoint, or of named blocks, in a step as the last one."""
+    """Figures of regions under torch.utils.checkpoint, or of named blocks, in a step as the last one."""
 
     kept: int  # that run once
     again: int  # that run again in the backward pass
@@ -188,14 +188,14 @@ class Space(TypedDict):
 
 
 class Latency(TypedDict):
-    """How long operations of one kind take on a device."""
+    """Latency of operations of one kind on a device."""
 
     usual_ns: int  # over the last thousand or so
     recent_ns: int  # over the last few
 
 
 class Latencies(TypedDict):
-    """The same of each kind; None before the first."""
+    """Latencies of each kind; None before the first."""
 
     read: Latency | None
     write: Latency | None
@@ -203,7 +203,7 @@ class Latencies(TypedDict):
 
 
 class DeviceFigures(TypedDict):
-    """What went to and came from one device, padding included."""
+    """Figures of one device: the bytes to it and from it, padding included."""
 
     path: str
     reads: int
@@ -229,7 +229,7 @@ class LaneFigures(TypedDict):
 
 
 class Fdp(TypedDict):
-    """What a device with Flexible Data Placement has counted."""
+    """Counters of a device with Flexible Data Placement."""
 
     host_bytes_written: int
     media_bytes_written: int
@@ -237,7 +237,7 @@ class Fdp(TypedDict):
 
 
 class Wear(TypedDict, total=False):
-    """What a device has counted over its life: `why_not` alone where it does not say."""
+    """Wear of a device over its life: `why_not` alone where it does not say."""
 
     why_not: str
     bytes_written: int
@@ -266,7 +266,7 @@ class DamagedTensor(TypedDict):
 
 
 class Scrubbed(TypedDict):
-    """What scrubs have read of a pool since it was opened."""
+    """Results of scrubs of a pool since it was opened."""
 
     tensors: int
     bytes: int
@@ -274,14 +274,14 @@ class Scrubbed(TypedDict):
 
 
 class Dispatch(TypedDict):
-    """How ops reach a block, and what its session asks for is done."""
+    """Dispatch of ops to a block, and of its session's requests."""
 
     ops_past_python: int  # that needed nothing of Python's
     requests_past_python: int  # to give memory and to take it, that were done in C++
 
 
 class Stats(TypedDict):
-    """What `Tide.stats` returns. What the pool says is None where it does not answer."""
+    """Figures of `Tide.stats`. What the pool says is None where it does not answer."""
 
     data_path: str | None
     why_not: list[str] | None  # why each better data path does not run

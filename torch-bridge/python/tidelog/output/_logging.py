@@ -1,5 +1,6 @@
-"""What the logger "tidelog" says: warnings of what a user should look at, and as information how blocks
-begin, follow plans and end. The library prints nothing."""
+"""Logger "tidelog": warnings of what a user should look at, and as information how blocks begin, follow plans and end.
+The library prints nothing.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def plan_followed(ops: int) -> None:
 
 
 def regions_chosen(text: str) -> None:
-    """From here on some regions under torch.utils.checkpoint run once, or named blocks again."""
+    """Logs that some regions under torch.utils.checkpoint run once, or named blocks again."""
     _log.info("%s", text)
 
 

@@ -1,4 +1,4 @@
-"""What notebooks show: HTML and SVG that need nothing from elsewhere, no script, no style of others."""
+"""HTML and SVG for notebooks that need nothing from elsewhere, no script, no style of others."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def memory_bar(used: int, marks: Mapping[str, int], what: str) -> str:
 
 
 def _lines(places: Sequence[float]) -> list[int]:
-    """On which line under a bar the label of each place is: the first on which it meets no other."""
+    """Returns the line of each label under a bar: the first on which it meets no other."""
     taken_on: list[list[tuple[float, float]]] = []
     lines: list[int] = []
     for at in places:
@@ -104,7 +104,7 @@ def _framed(document: str) -> str:
 
 
 def page(*parts: str) -> str:
-    """All of it."""
+    """Returns the whole page."""
     return "<div>" + "".join(parts) + "</div>"
 
 

@@ -29,7 +29,7 @@ class Progress:
             self._bar.close()
 
     def add(self, amount: int, at: str = "") -> None:
-        """So much more is done, or begun; `at` names it."""
+        """Adds progress; `at` names it."""
         self._done += amount
         if self._bar is not None:
             self._bar.set_postfix_str(at, refresh=False)

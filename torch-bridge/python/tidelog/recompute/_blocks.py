@@ -48,11 +48,11 @@ class Blocks:
         regions.are_named = True
 
     def begin(self) -> None:
-        """From here on calls are seen."""
+        """Begins to watch calls."""
         self._calls.begin(self._call)
 
     def close(self) -> None:
-        """They are not."""
+        """Ends watching calls."""
         self._calls.close()
 
     def begin_step(self) -> None:
@@ -60,7 +60,7 @@ class Blocks:
         self._uses, self._waiting = None, []
 
     def end_step(self) -> None:
-        """It ends."""
+        """Ends the step."""
         for uses in self._waiting:
             uses.region.refuse("it has no backward pass in its step")
 
@@ -178,7 +178,7 @@ def _why_not(block: nn.Module, args: Args, kwargs: Kwargs) -> str | None:
 
 
 def _not_plain(value: Any) -> Any:
-    """What of a value is no more than numbers and tensors; None: nothing."""
+    """Returns the numbers and tensors of a value; None: nothing."""
     if type(value) is tuple:
         return next((other for each in value if (other := _not_plain(each)) is not None), None)
     return None if isinstance(value, _PLAIN) else value

@@ -1,5 +1,5 @@
-"""What there is to choose from: regions under `torch.utils.checkpoint`, which a program runs twice, or calls of blocks
-that are named to `offload`, which it runs once.
+"""Choices of recomputation: regions under `torch.utils.checkpoint`, which a program runs twice, or calls of blocks that
+are named to `offload`, which it runs once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WORTH = 98
 
 
 class Decision(NamedTuple):
-    """What the planner's choice leads to."""
+    """Decision by the planner's choice."""
 
     otherwise: Sequence[int]  # places of regions that run otherwise than the program has them: none, and all stays
     why: str
@@ -42,18 +42,18 @@ class Choosable(abc.ABC):
     @property
     @abc.abstractmethod
     def otherwise(self) -> dict[int, Key]:
-        """Those that run otherwise than the program has them, by their places in the step."""
+        """Returns the regions that run otherwise than the program has them, by their places in the step."""
 
     @otherwise.setter
     @abc.abstractmethod
     def otherwise(self, keys: dict[int, Key]) -> None: ...
 
     def begin(self) -> None:
-        """From here on calls are seen."""
+        """Begins to watch calls."""
         self.regions.begin()
 
     def close(self) -> None:
-        """They are not: what `begin` has not put where the block itself puts it back."""
+        """Ends watching calls: restores what `begin` has not put where the block itself puts it back."""
 
     def begin_step(self) -> None:
         """A step begins."""
@@ -68,10 +68,10 @@ class Choosable(abc.ABC):
 
     @abc.abstractmethod
     def decide(self, choice: RegionChoice, seen: list[Region], asked: list[int]) -> Decision:
-        """What to do by a choice of the planner from the regions of a step at the places `asked`."""
+        """Decides by a choice of the planner from the regions of a step at the places `asked`."""
 
     def counts(self, seen: int) -> tuple[int, int]:
-        """Of so many that all run as the program has it: those that run once, and again."""
+        """Returns the numbers of regions that run once, and again."""
         return (0, seen) if self.runs_twice else (seen, 0)
 
 

@@ -71,7 +71,7 @@ class Recompute:
             self.end(why_never)
 
     def end(self, why: str) -> None:
-        """From the next step on all is as the program has it."""
+        """Ends the choice: from the next step on all is as the program has it."""
         if self._phase is _Phase.ENDS and not self._choosable.otherwise:
             return
         self._regions.looks = False
@@ -81,11 +81,11 @@ class Recompute:
         self._phase, self._why = _Phase.ENDS, why
 
     def is_choosing(self) -> bool:
-        """Whether the planner looks."""
+        """Returns whether the planner looks."""
         return self._phase is _Phase.CHOOSES and self._session.chosen_regions() is None
 
     def figures(self) -> RecomputeFigures:
-        """What `stats` says."""
+        """Returns the figures for `stats`."""
         refused = [f"region {place}: {region.why}" for place, region in enumerate(self._seen) if region.why]
         return {
             "kept": self._last[0],
@@ -100,17 +100,17 @@ class Recompute:
     # -- steps -----------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """From here on calls are seen, if any has a choice."""
+        """Begins to watch calls, if any has a choice."""
         if self._regions.looks:
             self._choosable.begin()
 
     def close(self) -> None:
-        """They are not."""
+        """Ends watching calls."""
         self._choosable.close()
 
     @whole
     def begin_step(self) -> Callable[[Op, Args, Kwargs, Any], None] | None:
-        """Before a step begins. Returns what is to see its ops, if it is looked at."""
+        """Begins a step. Returns what is to see its ops, if it is looked at."""
         if self._phase is _Phase.CHOOSES:
             self._take_choice()
         self._choosable.begin_step()
@@ -166,7 +166,7 @@ class Recompute:
         return None
 
     def _run_otherwise(self, places: Sequence[int]) -> None:
-        """From the next step on those regions, and no others, run otherwise than the program has them."""
+        """Makes those regions, and no others, run otherwise than the program has them."""
         self._choosable.otherwise = {place: self._seen[place].key for place in places}
         self._steps.learn_again()
 

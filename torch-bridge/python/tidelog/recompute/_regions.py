@@ -49,11 +49,11 @@ class Region:
         self.saved: set[torch.device] = set()  # GPUs whose state of random numbers the second run has again
 
     def refuse(self, why: str) -> None:
-        """It has to run again. The first reason counts."""
+        """Refuses the region, which has to run again. The first reason counts."""
         self.why = self.why or why
 
     def ops(self) -> tuple[int, int, int, int]:
-        """Both of its runs."""
+        """Returns the ops of both of its runs."""
         first, again = self.runs
         return *first, *again
 
@@ -73,7 +73,7 @@ class Regions:
         self.inside: Region | None = None  # which runs now
 
     def begin(self) -> None:
-        """From here on calls are seen."""
+        """Begins to watch calls."""
         _patches.put(checkpoints.CheckpointFunction, "apply", self._apply(checkpoints.CheckpointFunction.apply))
         name = next(name for name in _GENERATORS if hasattr(checkpoints, name))
         _patches.replace(checkpoints, name, self._generator)
@@ -230,7 +230,7 @@ def _key(function: object, args: Args) -> Key:
 
 
 def _why_not(preserves: bool, options: dict[str, Any]) -> str | None:
-    """Why a region has to run again, as far as it is known when it is called."""
+    """Returns the reason why a region has to run again, as far as it is known when it is called."""
     if not preserves:
         return "preserve_rng_state=False: a second run may draw other random numbers"
     if options.get("context_fn", checkpoints.noop_context_fn) is not checkpoints.noop_context_fn:
@@ -253,15 +253,16 @@ def _why_not(preserves: bool, options: dict[str, Any]) -> str | None:
 
 
 def _has_function_mode() -> bool:
-    """Whether there is another mode for functions than the default device, which the second run finds, too."""
+    """Returns whether there is another mode for functions than the default device, which the second run finds, too."""
     default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     places = range(torch._C._len_torch_function_stack())
     return any(torch._C._get_function_stack_at(place) is not default for place in places)
 
 
 class _Once(torch.autograd.Function):
-    """What `CheckpointFunction` computes, with the second run's graph made by the first one. Its backward pass is
-    the same, so that gradients are added up in the same order."""
+    """Function of autograd that computes the same as `CheckpointFunction`, with the second run's graph made by the
+    first one. Its backward pass is the same, so that gradients are added up in the same order.
+    """
 
     @staticmethod
     def forward(ctx: Any, function: Callable[..., Any], *args: Any) -> Any:

@@ -21,8 +21,9 @@ _POLL_MS = 1
 
 
 class _Use:
-    """What one `Work` uses. That keeps the storages alive: their memory counts until it ends, and
-    is nobody else's."""
+    """Use of storages by one `Work`. That keeps the storages alive: their memory counts until it ends, and is nobody
+    else's.
+    """
 
     __slots__ = ("ends_alone", "records", "storages", "waited", "work")
 
@@ -61,8 +62,9 @@ class AsyncUses:
                 self._ledger.async_use(record, True)
 
     def began_elsewhere(self, info: OpInfo, result: Any, storages: Sequence[Storage]) -> None:
-        """The same in another thread, which cannot speak to the session: its storages are borrowed
-        until the use ends."""
+        """Begins a use in another thread, which cannot speak to the session: its storages are borrowed until the use
+        ends.
+        """
         for work in info.works_in(result):
             self._elsewhere.append(_Use(work, storages, borrowed(storages), info.ends_alone(storages)))
 
@@ -75,13 +77,13 @@ class AsyncUses:
         return result
 
     def waited(self, work: Work) -> None:
-        """Somebody has waited for this `Work`."""
+        """Records that somebody has waited for this `Work`."""
         for use in [*self._running, *self._elsewhere]:
             if use.work is work:
                 use.waited = True
 
     def _waited_for(self, storages: Sequence[Storage]) -> None:
-        """Somebody has waited for all that used these storages."""
+        """Records that somebody has waited for everything that used these storages."""
         for use in [*self._running, *self._elsewhere]:
             if any(storage in storages for storage in use.storages):
                 use.waited = True
@@ -108,11 +110,12 @@ class AsyncUses:
             release_loans(self._elsewhere.popleft().records)
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
+        """Returns whether there is any."""
         return bool(self._running or self._elsewhere)
 
     def wait_ms(self) -> int:
-        """How many milliseconds to wait before they are looked at again: nothing else says when they end. 0: waiting
-        does not help."""
+        """Returns the milliseconds to wait before they are looked at again: nothing else says when they end. 0: waiting
+        does not help.
+        """
         helps = self.look() or any(use.ends_alone for use in [*self._running, *self._elsewhere])
         return _POLL_MS if helps else 0

@@ -1,4 +1,4 @@
-"""What an op touches, and what its schema says."""
+"""Facts of an op: what it touches, and what its schema says."""
 
 from __future__ import annotations
 
@@ -78,8 +78,9 @@ def holders_in(value: Any, holders: list[Holder], shapes: list[Any] | None = Non
 
 
 def is_wrapper(tensor: Tensor) -> bool:
-    """Whether a tensor only stands for others (DTensor does): its storage has a size, and never any
-    memory. Its own dispatch makes ops on those others of it."""
+    """Returns whether a tensor only stands for others (DTensor does): its storage has a size, and never any memory. Its
+    own dispatch makes ops on those others of it.
+    """
     if type(tensor) in _PLAIN_TENSORS:
         return False
     try:
@@ -90,7 +91,7 @@ def is_wrapper(tensor: Tensor) -> bool:
 
 
 def holders_of(args: Iterable[Any], kwargs: Kwargs, shapes: list[Any] | None = None) -> list[Holder]:
-    """What has a storage of all of an op's arguments; see `holders_in`."""
+    """Returns the owners of storages among all of an op's arguments; see `holders_in`."""
     holders: list[Holder] = []
     for value in args:
         holders_in(value, holders, shapes)
@@ -141,7 +142,7 @@ def _components_in(tensor: Tensor, holders: list[Holder], shapes: list[Any] | No
 
 
 class Trait(enum.IntFlag):
-    """What is special about an op: `Trait` in native/kernel.h."""
+    """Traits of an op: `Trait` in native/kernel.h."""
 
     LOOKS = 1  # it asks no tensor for its bytes: what is out stays out
     LOOKS_AT_SHAPE = 2  # the same, where its second argument is the shape of its first
@@ -211,7 +212,7 @@ class OpInfo:
 
     @property
     def facts(self) -> Facts:
-        """What its kernel knows of it."""
+        """Returns the facts for its kernel."""
         return self.name, sum(1 << position for position, _ in self.written), self.seed, int(self.traits)
 
     def _fills(self, argument: Any) -> bool:
@@ -219,9 +220,10 @@ class OpInfo:
         return self.launches and "input" not in argument.name and not self.name.startswith("c10d.send")
 
     def ends_alone(self, storages: Sequence[Storage]) -> bool:
-        """Whether what it launched is complete some time, whatever this rank does next: a
-        collective is, once every rank has launched it. The other side of a send or a receive may
-        wait for this one; and on the host, a part of a reduce-scatter is done by who waits."""
+        """Returns whether what it launched is complete some time, whatever this rank does next: a collective is, once
+        every rank has launched it. The other side of a send or a receive may wait for this one; and on the host, a part
+        of a reduce-scatter is done by who waits.
+        """
         on_host = all(storage.device.type == "cpu" for storage in storages)
         return not ("send" in self.name or "recv" in self.name or (on_host and "reduce_scatter" in self.name))
 
@@ -236,7 +238,7 @@ class OpInfo:
                     yield work
 
     def modified(self, args: Args, kwargs: Kwargs) -> list[Holder]:
-        """What of the arguments the op writes."""
+        """Returns the arguments that the op writes."""
         found: list[Holder] = []
         for position, name in self.written:
             if position < len(args):
@@ -247,8 +249,9 @@ class OpInfo:
 
 
 class Launch:
-    """What launches a kernel that gets addresses, such as one of Triton's, as if it were an op. What
-    runs inside of it is a part of it, as inside of an op."""
+    """Launch of a kernel that gets addresses, such as one of Triton's, as if it were an op. What runs inside of it is a
+    part of it, as inside of an op.
+    """
 
     def __init__(self, kernel: Any, run: Callable[..., Any]) -> None:
         self.name = f"kernel {getattr(kernel, '__name__', '')}".rstrip()
@@ -267,13 +270,13 @@ class Launch:
         return None
 
     def facts(self, count: int) -> Facts:
-        """What its kernel knows of launches with so many arguments."""
+        """Returns the facts for the kernel of launches with `count` arguments."""
         places = self.written(count)
         written = _ALL if places is None or count > _ARGUMENTS_MAX else sum(1 << place for place in places)
         return self.name, written | _ALL << count & _ALL, _seed_of(self.name), 0
 
     def modified(self, args: Args, kwargs: Kwargs) -> list[Holder]:
-        """What it may write."""
+        """Returns the arguments that it may write."""
         places = self.written(len(args))
         return holders_of(args if places is None else [args[place] for place in places], kwargs)
 
@@ -298,7 +301,7 @@ def info_of(func: OpOverload) -> OpInfo:
 
 
 def modified(func: Op, args: Args, kwargs: Kwargs) -> list[Holder]:
-    """What of its arguments an op writes."""
+    """Returns the arguments that an op writes."""
     return (func if isinstance(func, Launch) else info_of(func)).modified(args, kwargs)
 
 
@@ -317,7 +320,7 @@ def functional_collectives() -> set[OpOverload]:
 
 
 def awaits(op: OpOverload) -> bool:
-    """Whether it waits for the functional collectives that made its arguments."""
+    """Returns whether the launch waits for the functional collectives that made its arguments."""
     return str(op).startswith("_c10d_functional.wait_tensor")
 
 

@@ -1,4 +1,4 @@
-//! What is counted: bytes by class and direction, stalls, and how fast the pool moves bytes.
+//! Counters: bytes by class and direction, stalls, and how fast the pool moves bytes.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ pub(in crate::executor) type BytesByKind = [u64; StorageKind::ALL.len()];
 /// Counted since the session was opened, or over one step.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(in crate::executor) struct Totals {
-    /// To the pool, and from it.
+    /// Bytes to the pool, and from it.
     bytes_written: u64,
     bytes_read: u64,
     bytes_to_host: u64,
@@ -28,12 +28,12 @@ pub(in crate::executor) struct Totals {
     pub(in crate::executor) clean_drops: u64,
     pub(in crate::executor) stalls: u64,
     pub(in crate::executor) stall_ns: u64,
-    /// Of the evictions and fetches, those of parts of storages, and the bytes that they moved or
+    /// Number of evictions and fetches of parts of storages, and the bytes that they moved or
     /// proved.
     evictions_of_parts: u64,
     fetches_of_parts: u64,
     bytes_of_parts: u64,
-    /// What the caller took to answer requests: to let memory go, to get some, to hand transfers
+    /// Time that the caller took for requests: to let memory go, to get some, to hand transfers
     /// over.
     pub(in crate::executor) handling_ns: u64,
 }
@@ -65,7 +65,7 @@ pub(in crate::executor) struct Counters {
     written: BytesByKind,
     read: BytesByKind,
     last_step: Totals,
-    /// How fast the last step went.
+    /// Rate of the last step.
     last_pace: StepRate,
     step_began_at: Totals,
     step_began: Option<Moment>,
@@ -75,18 +75,18 @@ pub(in crate::executor) struct Counters {
     host_reads: Busy,
 }
 
-/// How long at least one transfer of a direction was in flight, and what moved meanwhile.
+/// Time that at least one transfer of a direction was in flight, and what moved meanwhile.
 #[derive(Default)]
 struct Busy {
     in_flight: u32,
     since: Option<Instant>,
-    /// When the last transfer ended: before it was seen to, at the next op boundary.
+    /// End of the last transfer: before it was seen to, at the next op boundary.
     ended: Option<Instant>,
     time: Duration,
     bytes: u64,
 }
 
-/// When a step began, and what the directions had moved by then.
+/// Start of a step, and what the directions had moved by then.
 #[derive(Clone, Copy)]
 struct Moment {
     at: Instant,
@@ -136,22 +136,22 @@ impl Counters {
         &self.totals
     }
 
-    /// Of the last step.
+    /// Returns the totals of the last step.
     pub(in crate::executor) fn last_step(&self) -> &Totals {
         &self.last_step
     }
 
-    /// Of the last step.
+    /// Returns the rate of the last step.
     pub(in crate::executor) fn last_pace(&self) -> StepRate {
         self.last_pace
     }
 
-    /// To the pool.
+    /// Returns the bytes to the pool.
     pub(in crate::executor) fn written(&self) -> &BytesByKind {
         &self.written
     }
 
-    /// From the pool.
+    /// Returns the bytes from the pool.
     pub(in crate::executor) fn read(&self) -> &BytesByKind {
         &self.read
     }
@@ -219,7 +219,7 @@ impl Counters {
         }
     }
 
-    /// What a transfer keeps busy; a comparison, nothing.
+    /// Returns the link that a transfer keeps busy; a comparison, nothing.
     fn link(&mut self, transfer: &StorageTransfer) -> Option<&mut Busy> {
         match (transfer.direction, transfer.target) {
             (TransferDirection::Out(CopyKind::Verify | CopyKind::Recheck), _) => None,
@@ -239,7 +239,7 @@ impl Counters {
         self.totals.handling_ns += time.as_nanos() as u64;
     }
 
-    /// What one transfer has taken of the caller so far, on average.
+    /// Returns the caller's time for one transfer so far, on average.
     pub(in crate::executor) fn handling(&self) -> Nanos {
         let Totals { evictions, fetches, handling_ns, .. } = self.totals;
         Nanos(handling_ns / (evictions + fetches).max(1))
@@ -283,7 +283,7 @@ impl Counters {
     }
 }
 
-/// Where a kind stands in [`BytesByKind`].
+/// Returns the index of a kind in [`BytesByKind`].
 pub(super) fn place_of(kind: StorageKind) -> usize {
     StorageKind::ALL.iter().position(|&each| each == kind).unwrap_or(0)
 }

@@ -1,5 +1,5 @@
-//! What happened: counters since the session was opened, and the details of the steps that a report
-//! shows.
+//! History of a session: counters since the session was opened, and the details of the steps that a
+//! report shows.
 
 mod counters;
 mod recorder;
@@ -24,7 +24,7 @@ pub(super) struct History {
     counters: Counters,
     recorder: StepRecorder,
     stall: Option<OpenStall>,
-    /// Since when the caller has been answering requests.
+    /// Time since when the caller has been handling requests.
     handing_out: Option<Instant>,
 }
 
@@ -124,7 +124,7 @@ impl History {
         self.recorder.transferred(transfer, ending, Instant::now());
     }
 
-    /// What was counted and measured.
+    /// Returns the counters.
     pub(super) fn counters(&self) -> &Counters {
         &self.counters
     }

@@ -1,5 +1,4 @@
-//! What the step that runs has done so far, and all that the last complete one did: what a report
-//! shows.
+//! Recorder of the running step, and of the last complete one, which a report shows.
 //!
 //! Recording is on all the time, so it only appends. What is appended names storages by number and
 //! birth place; the words are found when somebody asks for a report. A step that would not end
@@ -32,12 +31,12 @@ pub(super) struct StepRecorder {
     names: HashSet<Arc<str>>,
 }
 
-/// What one step did; times count from its beginning.
+/// Record of one step; times count from its beginning.
 pub(super) struct RecordedStep {
     /// Counted from 1 since the session was opened.
     pub(super) number: u64,
     began: Instant,
-    /// Of a step that runs: up to now.
+    /// Duration; of a running step, up to now.
     pub(super) duration: Nanos,
     pub(super) complete: bool,
     pub(super) memory: Vec<MemorySample>,
@@ -63,7 +62,7 @@ pub(super) struct OpRun {
 /// A transfer that ended in the step, or was under way when the step did.
 pub(super) struct Transferred {
     pub(super) label: Label,
-    /// Its name is empty, and is made from the label when a report is.
+    /// The name is empty, and is made from the label when a report is.
     pub(super) span: TransferSpan,
 }
 
@@ -231,7 +230,7 @@ impl RecordedStep {
         (u128::from(bytes) * inside).checked_div(all).map_or(bytes, |part| part as u64)
     }
 
-    /// What began before the step counts from its beginning.
+    /// Returns the time since the step's beginning, for events that came before it, too.
     fn since_begin(&self, moment: Instant) -> Nanos {
         Nanos(moment.saturating_duration_since(self.began).as_nanos() as u64)
     }

@@ -69,7 +69,7 @@ impl<'a> Words<'a> {
         Stall { op, begin: waited.begin, end: waited.end, waited_for }
     }
 
-    /// What people call a storage: its name, or the op that made it.
+    /// Returns the name of a storage for people: its name, or the op that made it.
     fn storage(&self, label: &Label) -> String {
         match (&label.name, label.birth) {
             (Some(name), _) => name.to_string(),

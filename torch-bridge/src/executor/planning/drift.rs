@@ -1,4 +1,4 @@
-//! Whether what a plan was made with still holds, judged by the steps under it.
+//! True if what a plan was made with still holds, judged by the steps under it.
 //!
 //! A plan is worth making again when a figure was off by more than [`SHARE`] in the same direction
 //! in all of the last [`STEPS`] steps, and the plan before is [`INTERVAL`] steps old. The new plan
@@ -12,27 +12,26 @@ use tidelog_planner::units::Bytes;
 use super::planned::seconds;
 use crate::executor::step_rate::StepRate;
 
-/// Of a figure, how much it must be off: one part in so many.
+/// Part of a figure, 1 / this, by which it must be off.
 const SHARE: u64 = 4;
-/// In how many steps in a row.
+/// Number of steps in a row.
 const STEPS: usize = 4;
 /// Steps under one plan, at least.
 const INTERVAL: u64 = 16;
 
-/// What a plan was made with, and the steps since.
+/// Figures of a plan, and the steps since.
 #[derive(Default)]
 pub(super) struct Drift {
-    /// Without a time until steps ran under the first plan: its ops' times leave out what lies
-    /// between ops.
+    /// Rate that the plan assumed, without a time until steps ran under the first plan: its ops'
+    /// times leave out what lies between ops.
     assumed: StepRate,
     lately: VecDeque<StepRate>,
-    /// Since the plan was made, or tried to be.
+    /// Number of steps since the plan was made, or tried to be.
     steps: u64,
 }
 
 impl Drift {
-    /// From here on a plan that was made with these figures is followed; what they lack is as
-    /// before.
+    /// Records the figures of a plan that is followed; those that it lacks stay.
     pub(super) fn planned_with(&mut self, figures: StepRate) {
         self.assumed = figures.or(self.assumed);
         self.rest();
@@ -65,7 +64,7 @@ impl Drift {
         (drifted && self.steps >= INTERVAL).then(|| seen.or(self.assumed))
     }
 
-    /// Whether all steps lately were off in the same direction.
+    /// Returns whether all steps lately were off in the same direction.
     fn is_off(&self, figure: usize) -> bool {
         let Some(assumed) = self.assumed.figures()[figure] else { return false };
         let all = |off: &dyn Fn(u64) -> bool| {
@@ -88,7 +87,7 @@ fn is_above(one: u64, other: u64) -> bool {
     one > other.saturating_add(other / SHARE)
 }
 
-/// In words, what changed by more than the share.
+/// Describes the change by more than the share.
 pub(super) fn difference(before: StepRate, now: StepRate) -> String {
     let rate = |rate: u64| format!("{}/s", Bytes(rate));
     let labels: [(&str, &dyn Fn(u64) -> String); 3] =
@@ -121,7 +120,7 @@ mod tests {
         drift
     }
 
-    /// How many plans a course of steps brings, if each is taken over at once.
+    /// Returns the number of plans that a course of steps brings, if each is taken over at once.
     fn plans(drift: &mut Drift, steps: impl Iterator<Item = StepRate>) -> usize {
         steps.filter_map(|step| drift.step_ends(step).map(|new| drift.planned_with(new))).count()
     }

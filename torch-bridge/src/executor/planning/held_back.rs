@@ -1,4 +1,4 @@
-//! Why steps that were recorded gave no plan yet.
+//! The reason why steps that were recorded gave no plan yet.
 
 use tidelog_planner::trace::{Storage, Trace};
 
@@ -25,8 +25,8 @@ impl HeldBack {
     }
 }
 
-/// In words, the first place at which a step did something else than the one before; `None` where
-/// a plan for one serves the other.
+/// Describes the first place at which a step did something else than the one before; `None` where a
+/// plan for one serves the other.
 pub(super) fn difference(before: &Trace, now: &Trace) -> Option<String> {
     let ops = before.ops.iter().zip(&now.ops).enumerate();
     let mut other = ops.filter(|(_, (before, now))| before.fingerprint != now.fingerprint);

@@ -17,7 +17,7 @@ pub(super) struct LastStep {
     /// None: it was as expected, so that nothing else is expected of the next.
     expects: Option<(Arc<Trace>, Schedule)>,
     bindings: Bindings,
-    /// Whether a plan is being made for such steps.
+    /// True if a plan is being made for such steps.
     is_planned_for: bool,
 }
 
@@ -33,7 +33,8 @@ impl LastStep {
         Ok(Self { expects, bindings: bindings.clone(), is_planned_for: differs.is_none() })
     }
 
-    /// Between two steps a storage's number may come to mean another one before the next begins.
+    /// Records the death of a storage, whose number may come to mean another one before the next
+    /// begins.
     pub(super) fn died(&mut self, storage: StorageId) {
         self.bindings.retain(|(_, bound)| *bound != storage);
     }
@@ -42,7 +43,7 @@ impl LastStep {
         self.is_planned_for
     }
 
-    /// Who is who in steps that a plan is being made for.
+    /// Returns the bindings in steps that a plan is being made for.
     pub(super) fn planned_bindings(&self) -> Option<&Bindings> {
         self.is_planned_for.then_some(&self.bindings)
     }
@@ -63,7 +64,7 @@ impl LastStep {
 /// A step that another one was like, op for op, so far.
 pub(super) struct ExpectedStep {
     trace: Arc<Trace>,
-    /// How many of its ops did not come.
+    /// Number of its ops that did not come.
     skipped: u32,
 }
 

@@ -1,4 +1,4 @@
-//! What the step after a recorded one finds in memory.
+//! Contents of memory at the step after a recorded one.
 
 use tidelog_planner::residency::{
     Attributes, Config, MigrationOutcome, OpBegin, OpProgress, OpUse, Residency, ResidencyAction,
@@ -119,7 +119,7 @@ fn without_what_was_used_each_is_waited_for() {
     assert!(stats.fetches_urgent > 4, "{stats:?}");
 }
 
-/// A program whose step makes something after so many views, and the same without them.
+/// Makes a program whose step makes something after `views` views, and the same without them.
 fn expected_after_views(views: u32) -> (ExpectedStep, Residency, u64) {
     let mut program = Program::new();
     let weight = program.parameter("weight");

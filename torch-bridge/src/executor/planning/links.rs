@@ -1,6 +1,6 @@
-//! What the kernel's tables of PCI Express say of a pool's devices and of its GPU. A plan is made
-//! with it until transfers have shown how fast they are: a link is what an SSD or a GPU was made
-//! for, and never less than what it does.
+//! Rates of links in the kernel's tables of PCI Express, for a pool's devices and its GPU. A plan
+//! is made with it until transfers have shown how fast they are: a link is what an SSD or a GPU was
+//! made for, and never less than what it does.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
@@ -12,7 +12,7 @@ use tidelog_planner::units::{Bandwidth, Bytes};
 use crate::memory::MemoryPlace;
 use crate::pool::PoolConfig;
 
-/// What links carry. Nothing where the tables do not say it of every device: files, virtual disks,
+/// Rates of links. Nothing where the tables do not say it of every device: files, virtual disks,
 /// namespaces that controllers share, many containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::executor) struct LinkRates {
@@ -26,7 +26,7 @@ pub(in crate::executor) struct LinkRates {
 }
 
 impl LinkRates {
-    /// Of the devices and the GPU that a pool is opened for.
+    /// Reads the rates of the devices and the GPU that a pool is opened for.
     pub(in crate::executor) fn of(config: &PoolConfig<'_>) -> Self {
         let sysfs = Sysfs::default();
         let devices = DeviceSpec::parse_list(config.devices).unwrap_or_default();
@@ -62,8 +62,8 @@ fn controller_of(sysfs: &Sysfs, device: &DeviceSpec) -> Option<PciDevice> {
     found.is_nvme().then_some(found)
 }
 
-/// What devices carry together, packets' own overhead included. Tensors are striped over them
-/// evenly, so all wait for the slowest.
+/// Returns the combined rate of devices, packets' own overhead included. Tensors are striped over
+/// them evenly, so all wait for the slowest.
 fn together(sysfs: &Sysfs, ssds: &[Option<PciDevice>]) -> Option<u64> {
     let ssds: Vec<&PciDevice> = ssds.iter().map(Option::as_ref).collect::<Option<_>>()?;
     let slowest = ssds.iter().filter_map(|ssd| sysfs.bandwidth_to_host(&[ssd])).min()?;
@@ -71,7 +71,7 @@ fn together(sysfs: &Sysfs, ssds: &[Option<PciDevice>]) -> Option<u64> {
     Some(sysfs.bandwidth_to_host(&ssds)?.min(evenly))
 }
 
-/// Its link, and the rate of the whole way to host memory.
+/// Returns the link, and the rate of the whole way to host memory.
 fn describe(sysfs: &Sysfs, device: &PciDevice) -> Option<String> {
     let rate = Bytes(payload_of(sysfs.bandwidth_to_host(&[device])?));
     let link = device.link_text().unwrap_or_else(|| "unknown".to_owned());
@@ -186,8 +186,8 @@ mod tests {
         assert_eq!(sysfs.links(&[known], None), LinkRates::default());
     }
 
-    /// Of NVMe controllers alone: a virtual disk's device on the bus shows a link that nothing runs
-    /// over.
+    /// Checks that only NVMe controllers count: a virtual disk's device on the bus shows a link
+    /// that nothing runs over.
     #[test]
     fn a_device_is_found_by_its_controller_s_name_and_only_if_it_is_nvme() {
         let sysfs = FakeSysfs::new("found");

@@ -50,13 +50,13 @@ pub(super) use rates::{Rate, SessionRates};
 /// enough for a transfer of some MiB to be through in time, few enough that what comes back early
 /// takes little room.
 pub(super) const LOOKAHEAD_OPS: u32 = 32;
-/// How a session's notice of another plan begins.
+/// Prefix of a session's notice of another plan.
 const NOTICE: &str = "planned again";
 
-/// What a session knows of its plans, one after the other.
+/// Plans of a session, one after the other.
 pub(super) struct Planning {
     policy: PlannerPolicy,
-    /// Of which storages plans may move parts.
+    /// Storages of which plans may move parts.
     moves_parts: Divisible,
     /// Bytes of the pool's staging memory, which a plan leaves free.
     staging: Bytes,
@@ -65,15 +65,15 @@ pub(super) struct Planning {
     held_back: HeldBack,
     /// The plan that steps follow.
     planned: Option<Planned>,
-    /// Whether the last step followed the plan to its end.
+    /// True if the last step followed the plan to its end.
     last_followed: bool,
     drift: Drift,
     under_way: Option<Attempt>,
-    /// Which regions of such steps are better run once, if somebody has asked.
+    /// Choice of regions, if somebody has asked.
     choice: Option<RegionChoice>,
     /// The step that has just ended, if it was recorded.
     last_step: Option<LastStep>,
-    /// What steps are expected to be like until there is a plan.
+    /// Expected steps until there is a plan.
     expected: Option<ExpectedStep>,
     /// The first plan is not taken over yet, though it is ready.
     holds_first: bool,
@@ -81,7 +81,7 @@ pub(super) struct Planning {
     replans: u64,
     /// Plans that took another's place, since they are better.
     improvements: u64,
-    /// What to tell the user of plans.
+    /// Notices on plans for the user.
     notices: Vec<String>,
 }
 
@@ -114,7 +114,7 @@ impl Planning {
         }
     }
 
-    /// From here on plans may move parts of these storages.
+    /// Lets plans move parts of these storages.
     pub(super) fn move_parts(&mut self, of: Divisible) {
         self.moves_parts = of;
         if self.policy == PlannerPolicy::Algorithm1 {
@@ -208,7 +208,7 @@ impl Planning {
         index
     }
 
-    /// Where the op stands in the step that the machine follows.
+    /// Returns the op's place in the step that the machine follows.
     pub(super) fn expected_at(&self, op: OpIndex) -> OpIndex {
         OpIndex(op.0.saturating_add(self.expected.as_ref().map_or(0, ExpectedStep::skipped)))
     }
@@ -222,7 +222,7 @@ impl Planning {
         self.profile.op_ends(now);
     }
 
-    /// What the step's ops really took.
+    /// Records the real times of the step's ops.
     pub(super) fn took(&mut self, nanoseconds: &[u64]) {
         self.profile.took(nanoseconds);
     }
@@ -232,19 +232,20 @@ impl Planning {
         self.planned.as_ref()
     }
 
-    /// Whether a plan is being made that steps wait for. One that is ready waits for a step to
-    /// begin; the search for a better one is not waited for.
+    /// Returns whether a plan is being made that steps wait for. One that is ready waits for a step
+    /// to begin; the search for a better one is not waited for.
     pub(super) fn is_under_way(&self) -> bool {
         self.awaited().is_some_and(|attempt| !attempt.search.is_ready())
     }
 
-    /// Whether a better plan is looked for, and likely to be found. Steps do not wait for it.
+    /// Returns whether a better plan is looked for, and likely to be found. Steps do not wait for
+    /// it.
     pub(super) fn is_improving(&self) -> bool {
         self.under_way.as_ref().is_some_and(|attempt| attempt.search.gains())
     }
 
-    /// Whether the first plan, once it is ready, waits until this is called with `false`. Returns
-    /// whether it is ready: the next step could follow it.
+    /// Returns whether the first plan, once it is ready, waits until this is called with `false`.
+    /// Returns whether it is ready: the next step could follow it.
     pub(super) fn hold_first(&mut self, hold: bool) -> bool {
         self.holds_first = hold;
         let first = |attempt: &Attempt| matches!(attempt.occasion, Occasion::First { .. });
@@ -252,12 +253,12 @@ impl Planning {
             && self.under_way.as_ref().is_some_and(|it| first(it) && it.search.is_ready())
     }
 
-    /// How many plans took another's place, since what that was made with had changed.
+    /// Returns the number of plans that replaced another because its figures had changed.
     pub(super) fn replans(&self) -> u64 {
         self.replans
     }
 
-    /// How many plans took another's place, since they are better.
+    /// Returns the number of plans that replaced a worse one.
     pub(super) fn improvements(&self) -> u64 {
         self.improvements
     }
@@ -266,7 +267,7 @@ impl Planning {
         self.staging
     }
 
-    /// What the user should know of plans.
+    /// Returns the notices on plans for the user.
     pub(super) fn notices(&self) -> &[String] {
         &self.notices
     }
@@ -281,12 +282,12 @@ impl Planning {
         &self.links.descriptions
     }
 
-    /// How fast a plan that is made now takes transfers to be.
+    /// Returns the rates that a plan made now takes for transfers.
     pub(super) fn rates(&self, machine: &Residency, history: &History) -> SessionRates {
         SessionRates::now(&self.links, machine, history)
     }
 
-    /// What the plan expects, in the words of a report.
+    /// Returns the plan's expectation in the words of a report.
     pub(super) fn expected(&self) -> Vec<(String, String)> {
         match &self.planned {
             Some(planned) => planned.expected(self.replans, self.improvements),
@@ -301,8 +302,8 @@ impl Planning {
         simulated::figures(followed, history)
     }
 
-    /// Which of these regions of the step that the plan is for are better run once: looked for from
-    /// here on, at the pace of the steps that followed it. `room`: the pool's.
+    /// Chooses which of these regions of the step that the plan is for are better run once: looked
+    /// for from here on, at the pace of the steps that followed it. `room`: the pool's.
     ///
     /// # Errors
     /// Where there is no plan, or no thread.
@@ -499,8 +500,8 @@ impl Planning {
         }
     }
 
-    /// From here on another plan for the same steps is followed. Who is who stays, but where the
-    /// two do not move the same parts.
+    /// Exchanges the plan for another one for the same steps. Who is who stays, but where the two
+    /// do not move the same parts.
     fn exchange(
         &self,
         (machine, parts): (&mut Residency, &mut StorageParts),
@@ -543,8 +544,8 @@ impl Planning {
     }
 }
 
-/// What this session adds to a plan's moves, and what transfers take of the thread that runs the
-/// ops.
+/// Returns the runtime for plans: the lookahead, and the time of transfers on the thread that runs
+/// the ops.
 fn runtime(history: &History) -> Runtime {
     Runtime { lookahead: LOOKAHEAD_OPS, handling: history.counters().handling() }
 }

@@ -1,4 +1,4 @@
-//! How fast a search for plans goes on beside the program.
+//! Speed of a search for plans beside the program.
 
 use std::fs;
 use std::thread;
@@ -6,21 +6,22 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// So much of a processor a search has before it makes room for others: the plan that steps wait
-/// for is found in it, and most of what a search gains.
+/// Processor time of a search before it makes room for others: the plan that steps wait for is
+/// found in it, and most of what a search gains.
 pub(super) const AT_ONCE: Duration = Duration::from_secs(1);
 
-/// How long a search goes on before it looks at what it has found, if no step of it takes longer.
+/// Processor time of a search before it checks what it has found, if no step of it takes longer.
 pub(super) const TURN: Duration = Duration::from_millis(2);
 
-/// So many times as long it rests then, where others want its processor: the ops of the training
-/// run beside it.
+/// Length of a rest, in turns, where others want its processor: the ops of the training run beside
+/// it.
 const RESTS: u32 = 9;
 
-/// Who has waited for a processor for more than this part of a turn is not alone.
+/// Part of a turn, 1 / this, beyond which a wait for a processor shows that another thread wants
+/// it.
 const ALONE_PARTS: u32 = 20;
 
-/// That of the calling thread, which searches.
+/// Speed of the calling thread, which searches.
 pub(super) struct SearchPace {
     turn: Instant,
     waited: Option<Duration>,
@@ -31,7 +32,7 @@ impl SearchPace {
         Self { turn: Instant::now(), waited: waited() }
     }
 
-    /// Between two steps of the search. Rests where it is time to.
+    /// Rests between two steps of the search. Rests where it is time to.
     pub(super) fn step(&mut self) {
         let took = self.turn.elapsed();
         if took < TURN || used() < AT_ONCE {
@@ -45,21 +46,21 @@ impl SearchPace {
     }
 }
 
-/// Whether nobody else wanted the thread's processor in a turn that took so long: it has hardly
-/// waited for one. Where the kernel does not say, somebody did.
+/// Returns whether nobody else wanted the thread's processor in a turn that took so long: it has
+/// hardly waited for one. Where the kernel does not say, somebody did.
 fn was_alone(before: Option<Duration>, after: Option<Duration>, took: Duration) -> bool {
     let waited = before.zip(after).map(|(before, after)| after.saturating_sub(before));
     waited.is_some_and(|waited| waited <= took / ALONE_PARTS)
 }
 
-/// How long the calling thread has waited for a processor while it could run (schedstat of
-/// proc(5)). So it does, too, where a control group has used up its time.
+/// Returns the time that the calling thread has waited for a processor while it could run
+/// (schedstat of proc(5)). So it does, too, where a control group has used up its time.
 fn waited() -> Option<Duration> {
     let figures = fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     Some(Duration::from_nanos(figures.split(' ').nth(1)?.parse().ok()?))
 }
 
-/// How much of a processor the calling thread has had.
+/// Returns the processor time of the calling thread.
 fn used() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))

@@ -9,7 +9,7 @@ use tidelog_planner::residency::Schedule;
 use tidelog_planner::trace::Trace;
 use tidelog_planner::units::Bytes;
 
-/// Who makes the plan.
+/// Planner of the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum PlannerPolicy {
     /// TERAIO's algorithm, with clean drops.
@@ -26,7 +26,7 @@ pub(in crate::executor) struct Planned {
     pub(in crate::executor) parts: Option<Arc<PartedStep>>,
     pub(in crate::executor) machine: Machine,
     pub(in crate::executor) plan: Plan,
-    /// Per op, 1 where a migration begins: the caller must come by there.
+    /// Ops, each 1 where a migration begins: the caller must come by there.
     pub(in crate::executor) due: Arc<[u8]>,
 }
 
@@ -41,7 +41,7 @@ impl Planned {
         Ok((Self::with(plan, trace, None, machine), schedule))
     }
 
-    /// The same of a plan that moves parts.
+    /// Makes the plan that moves parts.
     pub(super) fn of_parts(
         (plan, step): (Plan, PartedStep),
         trace: &Arc<Trace>,
@@ -73,7 +73,7 @@ impl Planned {
         self.parts.as_ref().map_or(&self.trace, |step| &step.trace)
     }
 
-    /// What the plan expects, in the words of a report.
+    /// Returns the plan's expectation in the words of a report.
     pub(super) fn expected(&self, replans: u64, improvements: u64) -> Vec<(String, String)> {
         let (plan, expects) = (&self.plan, &self.plan.expects);
         let time = seconds(expects.time.0);

@@ -40,7 +40,7 @@ struct Recorded {
 /// The recorder.
 #[derive(Default)]
 pub(super) struct Profile {
-    /// Whether steps are being recorded.
+    /// True if steps are being recorded.
     recording: bool,
     step: u64,
     in_step: bool,
@@ -50,20 +50,22 @@ pub(super) struct Profile {
     /// Died during the step: their facts are needed until it ends.
     died: FxHashMap<StorageId, Seen>,
     alive_at_begin: Vec<StorageId>,
-    /// What the last step did, if it was recorded to its end.
+    /// Trace of the last step, if it was recorded to its end.
     last: Option<Arc<Trace>>,
-    /// What the step before used, if it was recorded.
+    /// Storages that the step before used, if it was recorded.
     used_before: FxHashSet<StorageId>,
 }
 
 /// A step that was recorded to its end.
 pub(super) struct Profiled {
     pub(super) trace: Arc<Trace>,
-    /// Which live storage is meant by each of the trace's.
+    /// Bindings of the trace's storages to live ones.
     pub(super) bindings: Vec<(PlanStorage, StorageId)>,
-    /// What was there before the step and is there after it, whether its name is known by then.
+    /// Storages that were there before the step and are there after it, whether their names are
+    /// known by then.
     pub(super) kept: Vec<PlanStorage>,
-    /// Why no plan can be made for such steps yet; `None`: the step before was like this one.
+    /// The reason why no plan can be made for such steps yet; `None`: the step before was like this
+    /// one.
     pub(super) differs: Option<String>,
 }
 
@@ -161,7 +163,7 @@ impl Profile {
         }
     }
 
-    /// What the step's ops really took. Those of another number are of another step.
+    /// Records the real times of the step's ops. Those of another number are of another step.
     pub(super) fn took(&mut self, nanoseconds: &[u64]) {
         if nanoseconds.len() == self.ops.len() {
             for (op, &took) in self.ops.iter_mut().zip(nanoseconds) {
@@ -294,9 +296,9 @@ impl Names<'_> {
         Meaning { storage: named, previous: false }
     }
 
-    /// What a storage of the step before means, if this step makes one in its place. One that lives
-    /// on into a third step (a batch that was fetched ahead) does not: a trace has room for two
-    /// instances, so that one comes and goes as what is made between steps does.
+    /// Returns the meaning of a storage of the step before, if this step makes one in its place.
+    /// One that lives on into a third step (a batch that was fetched ahead) does not: a trace has
+    /// room for two instances, so that one comes and goes as what is made between steps does.
     fn previous(&self, storage: StorageId) -> Option<Meaning> {
         let died = self.profile.died.get(&storage)?;
         let (step, op, slot) = died.born?;

@@ -1,4 +1,4 @@
-//! Which steps are alike, and which storages of a step are known again in the next.
+//! Tests of alike steps, and of storages that are known again in the next.
 
 use tidelog_planner::residency::{OpUse, StorageId};
 use tidelog_planner::trace::{Identity, Storage, StorageKind};
@@ -59,7 +59,7 @@ impl Program {
         self.storages.died(storage);
     }
 
-    /// What a plan can be made for, or why none can.
+    /// Ends a step; returns the profile, or why none can be made.
     fn end(&mut self) -> Result<Profiled, String> {
         let profiled = self.profile.step_ends(true, &self.storages).expect("steps are recorded")?;
         match profiled.differs {

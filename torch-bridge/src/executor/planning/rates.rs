@@ -1,4 +1,4 @@
-//! How fast a plan takes transfers to be, and by what that is known.
+//! Rates that a plan takes for transfers, and their sources.
 
 use serde::Serialize;
 use tidelog_planner::cost::{HostLink, Machine, SsdLink};
@@ -12,15 +12,15 @@ use crate::executor::history::History;
 /// Assumed of a pool until enough has moved to measure it, where no table tells how fast its links
 /// are.
 const SSD_BANDWIDTH_DEFAULT: Bandwidth = Bandwidth(1_000_000_000);
-/// Assumed of the link to host memory likewise: half of what 16 lanes of PCI Express 4 carry.
+/// Rate that is assumed of the link to host memory: half of what 16 lanes of PCI Express 4 carry.
 const HOST_BANDWIDTH_DEFAULT: Bandwidth = Bandwidth(16_000_000_000);
-/// What one transfer costs beyond its bytes: two boundary calls and a trip through the reactor, or
-/// the tier's thread.
+/// Time of one transfer beyond its bytes: two boundary calls and a trip through the reactor, or the
+/// tier's thread.
 const TRANSFER_LATENCY: Nanos = Nanos(200_000);
 /// One core comparing checksums.
 const VERIFY_BANDWIDTH: Bandwidth = Bandwidth(8_000_000_000);
 
-/// How fast a plan takes one direction to be, and by what that is known.
+/// Rate of one direction in a plan, and by what that is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(in crate::executor) struct Rate {
     #[serde(rename = "bytes_per_second")]
@@ -29,7 +29,8 @@ pub(in crate::executor) struct Rate {
 }
 
 impl Rate {
-    /// What was measured, whatever a table says; else what the links carry; else what is assumed.
+    /// Returns the measured rate, whatever a table says; else what the links carry; else what is
+    /// assumed.
     fn of(measured: Option<Bandwidth>, link: Option<Bandwidth>, assumed: Bandwidth) -> Self {
         match (measured, link) {
             (Some(rate), _) => Self { rate, from: "measured" },
@@ -41,9 +42,9 @@ impl Rate {
 
 /// The rates of a session now.
 pub(in crate::executor) struct SessionRates {
-    /// From the pool, and to it.
+    /// Rates from the pool, and to it.
     pub(in crate::executor) ssd: (Rate, Rate),
-    /// From host memory, and to it, where there is any for copies.
+    /// Rates from host memory, and to it, where there is any for copies.
     pub(in crate::executor) host: Option<(Rate, Rate)>,
 }
 
@@ -60,7 +61,7 @@ impl SessionRates {
         }
     }
 
-    /// What a plan is made for.
+    /// Returns the machine of a plan.
     pub(super) fn machine(&self, machine: &Residency, staging: Bytes) -> Machine {
         let (read, write) = self.ssd;
         Machine {

@@ -1,5 +1,6 @@
-//! Which of the regions that a program runs twice are better run once: looked for on a thread of
-//! its own, beside the training. What the program is told is in its own numbers of regions.
+//! Choice of the regions that a program runs twice and that are better run once: looked for on a
+//! thread of its own, beside the training. What the program is told is in its own numbers of
+//! regions.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,19 +20,21 @@ use tidelog_planner::units::{Bytes, Nanos};
 
 /// Steps of a search for the choices that look best.
 const FULL_STEPS: u64 = 16;
-/// So many choices are planned by the longer search, besides all regions run twice, and none.
+/// Number of choices that are planned by the longer search, besides all regions run twice, and
+/// none.
 const PLANNED: usize = 2;
-/// In percent of the step as the program has it: nothing else is worth a change.
+/// Threshold of a change, in percent of the step as the program has it: nothing else is worth a
+/// change.
 const WORTH_PERCENT: u128 = 98;
 
-/// What a choice is made for.
+/// Task of a choice.
 pub(super) struct ChoiceTask {
     pub(super) trace: Trace,
     pub(super) machine: Machine,
     pub(super) runtime: Runtime,
     pub(super) regions: Vec<CheckpointedRegion>,
-    /// What all of a step's storages together may take in the pool: what stays in memory may have a
-    /// copy there, too.
+    /// Space in the pool for all storages of a step: what stays in memory may have a copy there,
+    /// too.
     pub(super) room: Bytes,
 }
 
@@ -40,14 +43,14 @@ pub(super) struct RegionChoice {
     slot: Arc<ChoiceSlot>,
 }
 
-/// Between the thread and the session.
+/// Slot between the thread and the session.
 #[derive(Default)]
 struct ChoiceSlot {
     made: Mutex<Value>,
     dropped: AtomicBool,
 }
 
-/// Why there is no choice.
+/// The reason why there is no choice.
 enum NoChoice {
     Dropped,
     Simulation(SimulateError),
@@ -97,7 +100,8 @@ impl Drop for RegionChoice {
 }
 
 impl ChoiceTask {
-    /// Which regions are better run once, which cannot be and why, and what steps would take.
+    /// Chooses the regions that are better run once, which cannot be and why, and what steps would
+    /// take.
     fn choose(&self, slot: &ChoiceSlot) -> Result<Value, NoChoice> {
         let (trace, regions) = without_aliases(&self.trace, &self.regions);
         let (reruns, places) = Reruns::of_regions(&trace, &regions);
@@ -156,8 +160,8 @@ impl ChoiceTask {
         }))
     }
 
-    /// What the best plan of a search takes and writes; nothing where the step cannot run. The
-    /// thread rests as long as it has searched.
+    /// Returns the time and the written bytes of the best plan of a search; nothing where the step
+    /// cannot run. The thread rests as long as it has searched.
     fn cost(
         &self,
         trace: &Trace,

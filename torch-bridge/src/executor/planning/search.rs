@@ -22,7 +22,7 @@ use super::{Divisible, Planned, PlannerPolicy, StepRate};
 /// best most of the time.
 const FIRST_STEPS: u64 = 4;
 
-/// In percent of the plan before: no other one is worth an exchange.
+/// Threshold of an exchange, in percent of the plan before: no other one is worth an exchange.
 const WORTH_PERCENT: u64 = 98;
 
 /// A plan and what the machine follows of it, or why there is none.
@@ -34,7 +34,7 @@ pub(super) struct Attempt {
     pub(super) search: PlanSearch,
 }
 
-/// What the next plan of a search is for.
+/// Occasion of the next plan of a search.
 pub(super) enum Occasion {
     /// Two steps with a trace of this fingerprint were alike.
     First { fingerprint: u64 },
@@ -45,16 +45,16 @@ pub(super) enum Occasion {
 }
 
 impl Attempt {
-    /// Whether steps wait for its plan.
+    /// Returns whether steps wait for its plan.
     pub(super) fn is_awaited(&self) -> bool {
         !matches!(self.occasion, Occasion::Improvement)
     }
 }
 
-/// What plans are made for.
+/// Task of a search for plans.
 pub(super) struct PlanTask {
     pub(super) policy: PlannerPolicy,
-    /// Of which storages parts may move.
+    /// Storages of which parts may move.
     pub(super) moves_parts: Divisible,
     pub(super) trace: Arc<Trace>,
     pub(super) machine: Machine,
@@ -69,14 +69,14 @@ pub(super) struct PlanSearch {
     thread: JoinHandle<()>,
 }
 
-/// Between the thread and the session.
+/// Slot between the thread and the session.
 struct PlanSlot {
     began: Instant,
     /// The best plan so far, if it was not taken yet.
     newest: Mutex<Option<PlanResult>>,
-    /// When the last one came, in microseconds since the search began.
+    /// Time of the last plan, in microseconds since the search began.
     last: AtomicU64,
-    /// Nobody waits for plans any longer.
+    /// True if nobody waits for plans any longer.
     dropped: AtomicBool,
 }
 
@@ -94,13 +94,13 @@ impl PlanSearch {
         Ok(Self { slot, thread: thread.map_err(|error| error.to_string())? })
     }
 
-    /// Whether there is a plan to take, or none will come.
+    /// Returns whether there is a plan to take, or none will come.
     pub(super) fn is_ready(&self) -> bool {
         self.is_over() || self.slot.newest().is_some_and(|newest| newest.is_some())
     }
 
-    /// Whether better plans are looked for, and come still: not where as much time has passed
-    /// since the last one as before it.
+    /// Returns whether better plans are looked for, and come still: not where as much time has
+    /// passed since the last one as before it.
     pub(super) fn gains(&self) -> bool {
         !self.is_over() && self.slot.gains()
     }
@@ -266,8 +266,8 @@ fn chosen_in_parts(found: &PartedPlan) -> Option<PlanPrice> {
     found.prices.iter().copied().find(|price| price.chosen)
 }
 
-/// Whether a plan is faster, or as fast and writes less, by more than an exchange of plans and the
-/// simulation's error.
+/// Returns whether a plan is faster, or as fast and writes less, by more than an exchange of plans
+/// and the simulation's error.
 fn is_worth(new: PlanPrice, old: PlanPrice) -> bool {
     let less = |new: u64, old: u64, percent: u64| {
         u128::from(new) * 100 <= u128::from(old) * u128::from(percent)

@@ -1,4 +1,4 @@
-//! Where storages lie that are not in memory: in the pool, or in host memory in front of it.
+//! Store of evicted storages: in the pool, or in host memory in front of it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ pub(in crate::executor) struct BackingStore {
     pool: SharedPool,
     /// Host memory in front of the pool, where storages are a GPU's.
     tier: Option<HostTier>,
-    /// How transfers of both end.
+    /// Completions of transfers of both.
     completions: CompletionQueue,
     place: MemoryPlace,
     /// High half of the ids under which this session's storages lie in the log.
@@ -36,7 +36,7 @@ pub(in crate::executor) struct BackingStore {
 pub(in crate::executor) struct TransferEnd {
     pub(in crate::executor) transfer: TransferId,
     pub(in crate::executor) outcome: TransferOutcome,
-    /// When the device had ended it, which is before anybody looked.
+    /// Time at which the device had ended it, which is before anybody looked.
     pub(in crate::executor) at: Instant,
 }
 
@@ -44,7 +44,7 @@ pub(in crate::executor) struct TransferEnd {
 pub(super) enum TransferTicket {
     Pool(Ticket),
     HostTier(tier::TierTicket),
-    /// Of one that is ordered on the GPU: it is complete for the host.
+    /// Completion of a transfer that is ordered on the GPU: it is complete for the host.
     Ordered,
 }
 
@@ -101,7 +101,7 @@ impl BackingStore {
         Some(TransferEnd { transfer: TransferId(tag), outcome, at })
     }
 
-    /// The same, waited for at most `timeout`.
+    /// Waits for a completion at most `timeout`.
     pub(in crate::executor) fn wait_completion(&self, timeout: Duration) -> Option<TransferEnd> {
         let ended = self.completions.oldest_end();
         let (tag, outcome) = self.completions.wait_pop(timeout)?;
@@ -117,7 +117,7 @@ impl BackingStore {
         self.pool.endurance().ok()
     }
 
-    /// What to say of a pool that was made for this session.
+    /// Returns the notice on a pool that was made for this session.
     pub(in crate::executor) fn made(&self) -> Option<&str> {
         self.pool.made.as_deref()
     }
@@ -234,7 +234,7 @@ impl BackingStore {
         Ok(self.pool.put(self.log_key(label), memory, options)?)
     }
 
-    /// Such a copy is not needed.
+    /// Deletes a copy that is not needed.
     pub(in crate::executor) fn forget_copy(&self, storage: StorageId) {
         self.forget(storage, Target::Ssd);
     }
@@ -284,8 +284,9 @@ fn unique_prefix() -> u64 {
     SESSIONS.fetch_add(1, Ordering::Relaxed)
 }
 
-/// What dies together shares segments: activations within a step, gradients and what the optimizer
-/// rewrites once a step, and the rest, which may stay for the whole run.
+/// Returns the lifetime class of a kind. Tensors that die together share segments: activations
+/// within a step, gradients and what the optimizer rewrites once a step, and the rest, which may
+/// stay for the whole run.
 fn lifetime_of(kind: StorageKind) -> LifetimeClass {
     match kind {
         StorageKind::Activation => LifetimeClass::Transient,

@@ -28,11 +28,11 @@ pub(super) use backing_store::{BackingStore, TransferEnd, open_tier};
 pub(super) struct Transfers {
     store: Arc<BackingStore>,
     in_flight: FxHashMap<TransferId, InFlight>,
-    /// Those that have ended for the machine, and of which the host has not seen the end.
+    /// Transfers that have ended for the machine, and of which the host has not seen the end.
     ordered: FxHashMap<TransferId, OrderedTransfer>,
     requests: VecDeque<QueuedRequest>,
     last_sequence: u64,
-    /// How many ops are around the one that is begun.
+    /// Number of ops around the one that is begun.
     depth: usize,
     /// Requests that were handed out and are not answered yet, and how deep that was.
     begun: Vec<(u64, usize)>,
@@ -47,7 +47,7 @@ pub(super) struct Transfers {
 /// A transfer that is complete on the GPU in its order.
 pub(super) struct OrderedTransfer {
     pub(super) transfer: StorageTransfer,
-    /// Whether its copy is still the storage's.
+    /// True if the copy is still the storage's.
     pub(super) is_needed: bool,
 }
 
@@ -108,8 +108,8 @@ impl Transfers {
         self.requests.push_back(QueuedRequest { request, transfer });
     }
 
-    /// So many ops are around the one that is begun. What was begun inside of one that is over was
-    /// cut short: it is handed out again.
+    /// Sets the number of ops around the one that is begun. What was begun inside of one that is
+    /// over was cut short: it is handed out again.
     pub(super) fn nest(&mut self, depth: usize) {
         self.depth = depth;
         self.begun.retain(|(_, at)| *at <= depth);
@@ -124,8 +124,8 @@ impl Transfers {
         requests.find(|request| !self.is_in_hand_around(request.of.storage))
     }
 
-    /// Whether the caller has begun to do what a request asks for that is about this storage, or a
-    /// part of it, before the op that is begun.
+    /// Returns whether the caller has begun to do what a request asks for that is about this
+    /// storage, or a part of it, before the op that is begun.
     pub(super) fn is_in_hand_around(&self, storage: u32) -> bool {
         let mut requests = self.requests.iter().map(|queued| queued.request);
         requests.any(|it| it.of.storage == storage && self.is_begun_around(it.sequence))
@@ -149,7 +149,8 @@ impl Transfers {
         requests.filter(|it| self.is_begun_around(it.sequence)).map(|it| it.of.storage)
     }
 
-    /// What the caller is to give up, with its size, but cannot before the op around goes on.
+    /// Iterates over the storages that the caller is to give up, with their sizes, but cannot
+    /// before the op around goes on.
     pub(super) fn kept_around(&self) -> impl Iterator<Item = (RequestedBytes, u64)> + '_ {
         let requests = self.requests.iter().map(|queued| queued.request);
         let kept = requests.filter(|request| {
@@ -158,7 +159,7 @@ impl Transfers {
         kept.map(|request| (request.of, request.size))
     }
 
-    /// The same, for the caller to begin.
+    /// Hands out a request for the caller to begin.
     pub(super) fn hand_out(&mut self) -> Option<MemoryRequest> {
         let next = self.next_request()?;
         if !self.begun.iter().any(|(sequence, _)| *sequence == next.sequence) {
@@ -167,12 +168,13 @@ impl Transfers {
         Some(next)
     }
 
-    /// Whether a request is about this storage, or a part of it.
+    /// Returns whether a request is about this storage, or a part of it.
     pub(super) fn is_asked_for(&self, storage: u32) -> bool {
         self.requests.iter().any(|queued| queued.request.of.storage == storage)
     }
 
-    /// Whether the caller has begun to do what a request asks for before the op that is begun.
+    /// Returns whether the caller has begun to do what a request asks for before the op that is
+    /// begun.
     fn is_begun_around(&self, sequence: u64) -> bool {
         self.begun.iter().any(|(begun, at)| *begun == sequence && *at < self.depth)
     }
@@ -202,15 +204,15 @@ impl Transfers {
         Ok(at.and_then(|at| self.requests.remove(at)))
     }
 
-    /// Whether nothing in flight goes on before the caller has answered what it has begun around
-    /// the op that waits.
+    /// Returns whether nothing in flight goes on before the caller has answered what it has begun
+    /// around the op that waits.
     pub(super) fn wait_for_op_around(&self) -> bool {
         self.depth > 0
             && self.in_hand_around().next().is_some()
             && self.in_flight.values().all(|in_flight| in_flight.ticket.is_none())
     }
 
-    /// Whether the transfer, whose request was answered, was to stop before.
+    /// Returns whether the transfer, whose request was answered, was to stop before.
     pub(super) fn was_stopped(&mut self, id: TransferId) -> bool {
         self.stopping.remove(&id)
     }
@@ -272,8 +274,8 @@ impl Transfers {
         self.store.completion()
     }
 
-    /// A transfer could begin so much later than it was submitted: its bytes were not there yet,
-    /// which says nothing of how fast they move.
+    /// Records that a transfer could begin later by `time` than it was submitted: its bytes were
+    /// not there yet, which says nothing of how fast they move.
     pub(super) fn has_waited(&mut self, id: TransferId, time: Duration) {
         if let Some(InFlight { transfer, .. }) = self.in_flight.get_mut(&id) {
             transfer.submitted = transfer.submitted.map(|submitted| submitted + time);
@@ -327,8 +329,8 @@ impl Transfers {
         under_way.into_iter().map(|(_, in_flight)| &in_flight.transfer)
     }
 
-    /// Whether the failure of the storage's transfer, which is about to be reported, was that the
-    /// pool did not accept it.
+    /// Returns whether the failure of the storage's transfer, which is about to be reported, was
+    /// that the pool did not accept it.
     pub(super) fn take_not_accepted(&mut self, storage: StorageId) -> bool {
         self.not_accepted.remove(&storage)
     }

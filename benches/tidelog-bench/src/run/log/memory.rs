@@ -13,10 +13,10 @@ use crate::option::{JobOptions, Sizes};
 pub(super) struct JobMemory {
     /// Registered with the devices, as much for each operation in flight as the largest takes.
     registered: Vec<DmaBuffer>,
-    /// Where none is registered: what puts are made of, by tag and length; as many as are in
-    /// flight, so that they do not all come from a cache.
+    /// Memory of puts where none is registered, by tag and length; as many as are in flight, so
+    /// that they do not all come from a cache.
     written: BTreeMap<(usize, u64), Arc<[u8]>>,
-    /// And what gets go to, by length.
+    /// Memory of gets, by length.
     read: BTreeMap<u64, Vec<Vec<u8>>>,
     random: fastrand::Rng,
 }

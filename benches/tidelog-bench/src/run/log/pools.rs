@@ -72,7 +72,7 @@ impl Pools {
         self.0.iter().find(|(known, _)| *known == key).map(|(_, pool)| pool.clone())
     }
 
-    /// Closes them all.
+    /// Closes all pools.
     pub(crate) fn close(self) -> Result<(), BenchError> {
         for (key, pool) in self.0 {
             pool.close().map_err(|error| failed("cannot close", &key.devices, &error))?;

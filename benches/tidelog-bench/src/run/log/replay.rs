@@ -20,7 +20,7 @@ use crate::option::JobOptions;
 use crate::stats::{Lateness, OperationLatency, Recorder};
 use crate::workload::{Move, Workload};
 
-/// Far beyond what a transfer takes; only a bug in the engine would let it pass.
+/// Time limit far beyond that of a transfer; only a bug in the engine would let it pass.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A workload that is ready to be replayed.
@@ -31,8 +31,8 @@ pub(crate) struct Replay {
     pool: Pool,
     capabilities: Capabilities,
     ids: Vec<TensorId>,
-    /// What is in flight, by tag; and the tags by the op, counted over all iterations, that must
-    /// find it complete.
+    /// Flights by tag; and the tags by the op, counted over all iterations, that must find it
+    /// complete.
     flights: BTreeMap<u64, Flight>,
     due: BTreeMap<u64, Vec<u64>>,
     next_tag: u64,
@@ -49,7 +49,7 @@ struct Flight {
     begun: Instant,
     issued: Instant,
     ticket: Ticket,
-    /// When the op that must find it complete was to begin, once that is past.
+    /// Time at which the op that must find it complete was to begin, once that is past.
     missed: Option<Instant>,
 }
 
@@ -142,7 +142,7 @@ impl Replay {
         JobEnd { lateness: Some(Box::new(self.lateness)), ..self.ended }
     }
 
-    /// Whether no other iteration begins; each is replayed whole.
+    /// Returns whether no other iteration begins; each is replayed whole.
     fn is_over(&self, recorder: &Recorder, now: Instant) -> bool {
         let is_time_up = self.job.runtime.is_some_and(|it| recorder.counted_for(now) >= it);
         is_time_up || (!self.job.time_based && self.lateness.iterations >= self.job.loops)

@@ -8,7 +8,7 @@ use crate::exit::BenchError;
 use crate::load::STAMP_BYTES;
 use crate::option::JobOptions;
 
-/// One of them.
+/// Tensor of the load.
 #[derive(Clone, Copy)]
 pub(super) struct Tensor {
     pub(super) id: TensorId,

@@ -1,4 +1,4 @@
-//! What becomes of operations that ended: counted, compared, and their buffers free again.
+//! Handling of operations that ended: counted, compared, and their buffers free again.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

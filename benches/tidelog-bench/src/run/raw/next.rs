@@ -1,4 +1,4 @@
-//! Which operation a raw job begins next.
+//! Choice of the operation that a raw job begins next.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use crate::direction::DataDirection;
 use crate::load::{BlockRange, Zoned, Zones};
 use crate::option::JobOptions;
 
-/// How soon a job that is ahead of its flow, and has no time to sleep, looks again.
+/// Interval at which a job that is ahead of its flow, and has no time to sleep, looks again.
 const FLOW_LOOK: Duration = Duration::from_micros(50);
 
-/// How soon a job looks again whether another's write to a zone has landed.
+/// Interval at which a job checks whether another's write to a zone has landed.
 const ZONE_LOOK: Duration = Duration::from_micros(50);
 
 impl RawJob {
@@ -85,7 +85,7 @@ impl RawJob {
         }
     }
 
-    /// Where an operation goes, if its file has zones.
+    /// Returns the place of an operation, if its file has zones.
     fn zoned(&self, place: BlockRange, direction: DataDirection) -> Zoned {
         let Some(zones) = self.member.zones.get(place.file) else { return Zoned::To(place.offset) };
         let window = self.stream.window(place.file);
@@ -97,7 +97,8 @@ impl RawJob {
         }
     }
 
-    /// As in fio a mix writes first where there is nothing to read.
+    /// Returns the direction of an operation: as in fio, a mix writes first where there is nothing
+    /// to read.
     fn direction_in(&self, place: BlockRange, drawn: DataDirection) -> DataDirection {
         let is_empty = |zones: &Arc<Zones>| zones.are_empty(self.stream.window(place.file));
         let is_mix = self.job.load.is_mix() && !self.job.read_beyond_wp;
@@ -105,8 +106,8 @@ impl RawJob {
         if zones.is_some_and(is_empty) { DataDirection::Write } else { drawn }
     }
 
-    /// Whether nothing new may begin yet: the job thinks, or is ahead of its part of a flow. What
-    /// is in flight ends before a wait begins.
+    /// Returns whether nothing new may begin yet: the job thinks, or is ahead of its part of a
+    /// flow. What is in flight ends before a wait begins.
     fn pauses(&mut self, now: Instant) -> bool {
         let JobOptions { thinktime, thinktime_blocks, flow_sleep, .. } = self.job;
         if !thinktime.is_zero() && self.thought_after >= thinktime_blocks {
@@ -131,7 +132,7 @@ impl RawJob {
         true
     }
 
-    /// What comes next in this pass, or first in the next.
+    /// Draws the next operation in this pass, or first in the next.
     fn draw(&mut self) -> Option<(BlockRange, DataDirection)> {
         let drawn = self.job.load.draw(&mut self.random, self.job.rwmixread);
         let place = match self.stream.advance(drawn) {

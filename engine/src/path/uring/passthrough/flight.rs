@@ -1,4 +1,4 @@
-//! What is known of an operation while its commands are out.
+//! State of an operation while its commands are in flight.
 
 use std::time::Duration;
 
@@ -11,29 +11,29 @@ pub(super) struct PassthroughInFlight {
     unsent: Steps,
     outstanding: u32,
     failure: Option<Status>,
-    /// How long to wait before it is retried, where it failed.
+    /// Delay before a failed operation is retried.
     delay: Duration,
-    /// How often it was retried.
+    /// Number of retries.
     tried: u32,
 }
 
 impl PassthroughInFlight {
-    /// Of these commands, none of which was sent.
+    /// Makes the state of an operation with these commands, none of which was sent.
     pub(super) fn of(steps: Steps) -> Self {
         Self { unsent: steps, ..Self::default() }
     }
 
-    /// The same once more, from its first command on.
+    /// Restarts the operation from its first command.
     pub(super) fn again(self, steps: Steps) -> Self {
         Self { tried: self.tried + 1, ..Self::of(steps) }
     }
 
-    /// How often it was retried.
+    /// Returns the number of retries.
     pub(super) fn tried(&self) -> u32 {
         self.tried
     }
 
-    /// It is not to be retried any more.
+    /// Prevents further retries.
     pub(super) fn give_up(&mut self) {
         self.tried = u32::MAX;
     }
@@ -58,12 +58,12 @@ impl PassthroughInFlight {
         }
     }
 
-    /// How long its controller asks to be left alone, where it failed.
+    /// Returns the delay that the controller asks for, where it failed.
     pub(super) fn delay(&self) -> Duration {
         self.delay
     }
 
-    /// Whether a command has not come back yet.
+    /// Returns whether a command has not come back yet.
     pub(super) fn is_out(&self) -> bool {
         self.outstanding > 0
     }

@@ -54,7 +54,7 @@ pub struct PassthroughPath {
     capabilities: Capabilities,
     gate: Gate,
     slots: Slots,
-    /// By slot.
+    /// Operations in flight, by slot.
     flights: Box<[PassthroughInFlight]>,
     /// Ranges that a slot's operation deallocates, which the kernel reads.
     ranges: Box<[Range]>,
@@ -64,11 +64,11 @@ pub struct PassthroughPath {
     retries: Retries,
     /// Commands that the kernel has.
     commands: u32,
-    /// How many of each device it may have.
+    /// Shares of the devices.
     shares: Shares,
     /// Bytes of a registered buffer.
     run: usize,
-    /// Whether completions are looked for.
+    /// True if completions are looked for.
     polled: bool,
 }
 
@@ -134,7 +134,7 @@ impl PassthroughPath {
         Ok(path)
     }
 
-    /// Something more to be told of the path, if there is anything.
+    /// Adds a note on the path, if there is one.
     pub(in crate::path) fn note(&mut self, note: Option<String>) {
         self.capabilities.notes.extend(note);
     }
@@ -231,7 +231,7 @@ impl PassthroughPath {
         unsafe { self.queue.push(&entry) }
     }
 
-    /// What a completion says of its command; the operation comes back with its last one.
+    /// Processes completions of commands; the operation comes back with its last one.
     fn process_completions(&mut self, completions: &mut Vec<Completion>) {
         let Self {
             queue, flights, slots, gate, commands, shares, waiting, retries, targets, ..
@@ -291,8 +291,7 @@ impl PassthroughPath {
         }
     }
 
-    /// What fails of these operations is not retried: neither what waits for that, nor what is
-    /// still out.
+    /// Stops retries of these operations: neither what waits for that, nor what is still out.
     fn give_up(&mut self, tag: Option<u64>) {
         give_up(&self.slots, &mut self.flights, &mut self.retries, tag);
     }

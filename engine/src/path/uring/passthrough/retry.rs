@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::path::Status;
 
-/// How often the block layer does unless it is told otherwise.
+/// Number of retries by the block layer, unless it is configured.
 const RETRIES: u32 = 5;
 
 /// The operations that are to be sent once more, by slot, and when.
@@ -17,14 +17,14 @@ pub(super) struct Retries {
 }
 
 impl Retries {
-    /// As often as this kernel's block layer does.
+    /// Reads the number of retries from this kernel's block layer.
     pub(super) fn new() -> Self {
         let parameter = fs::read_to_string("/sys/module/nvme_core/parameters/max_retries");
         let most = parameter.ok().and_then(|text| text.trim().parse().ok());
         Self { waiting: Vec::new(), most: most.unwrap_or(RETRIES) }
     }
 
-    /// Whether an operation that failed so, and was retried so often, is to be retried.
+    /// Returns whether an operation that failed so, and was retried so often, is to be retried.
     pub(super) fn allow(&self, status: Status, tried: u32) -> bool {
         let may = matches!(status, Status::Nvme { do_not_retry: false, .. });
         may && !status.is_unsupported() && tried < self.most
@@ -52,7 +52,7 @@ impl Retries {
         Some(self.waiting.swap_remove(place).1)
     }
 
-    /// How long one may sleep that would otherwise sleep for this long.
+    /// Returns the time for a sleep that would otherwise take this long.
     pub(super) fn poll_timeout(&self, timeout: Option<Duration>) -> Option<Duration> {
         let Some((due, _)) = self.waiting.iter().min() else { return timeout };
         let left = due.saturating_duration_since(Instant::now());

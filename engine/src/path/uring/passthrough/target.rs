@@ -1,4 +1,4 @@
-//! From a block device to its namespace's generic character device, and what both take.
+//! Namespace's generic character device of a block device, and the capabilities of both.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -82,7 +82,7 @@ impl CommandTarget {
         self.poll_queues
     }
 
-    /// What `device`, which this is, can do on this path.
+    /// Returns the capabilities of `device`, which this is, on this path.
     pub(super) fn capabilities(&self, device: &Device) -> DeviceCapabilities {
         let Self { volatile_cache, deallocate, .. } = *self;
         let placement_handles = self.placement.len() as u16;
@@ -90,8 +90,8 @@ impl CommandTarget {
         DeviceCapabilities { volatile_cache, deallocate, placement_handles, ..of }
     }
 
-    /// What a command's failure says. To one that has no controller any more Linux returns EINVAL,
-    /// as to one that it does not understand; but what is gone it shows no more.
+    /// Interprets the status of a failed command. To one that has no controller any more Linux
+    /// returns EINVAL, as to one that it does not understand; but what is gone it shows no more.
     pub(super) fn meant(&self, status: Status) -> Status {
         match status {
             Status::Errno(libc::EINVAL) if !self.is_shown() => Status::Errno(libc::ENODEV),
@@ -107,13 +107,13 @@ impl CommandTarget {
         self.file.metadata().is_ok_and(|it| shown(it.rdev()))
     }
 
-    /// How long to wait before a command with this answer is retried.
+    /// Returns the delay before a command with this status is retried.
     pub(super) fn retry_delay(&self, answer: i32) -> Duration {
         let chosen = retry_delay(answer).checked_sub(1);
         Duration::from_millis(chosen.map_or(0, |it| self.retry_delays_ms[it].into()))
     }
 
-    /// What a write carries to name a placement handle.
+    /// Returns the placement identifier of a write for a placement handle.
     pub(super) fn placement_identifier(&self, handle: Option<PlacementHandle>) -> Option<u16> {
         self.placement.get(usize::from(handle?.0)).copied()
     }
