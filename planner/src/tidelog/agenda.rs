@@ -60,8 +60,8 @@ pub(super) enum Altered {
     LessMemory,
     /// No host memory.
     WithoutHost,
-    /// Host memory has, in each stretch of the step, as much of what leaves as the SSDs are too slow
-    /// for there. So much of the capacity may wait for them, as one part in so many.
+    /// Host memory has, in each stretch of the step, as much of what leaves as the SSDs are too
+    /// slow for there. So much of the capacity may wait for them, as one part in so many.
     Assigned(u64),
 }
 

@@ -28,8 +28,8 @@ pub(super) struct TierAssignment {
 }
 
 impl TierAssignment {
-    /// Assigns what a plan moves whose ops begin at these times. So much of the capacity may wait for
-    /// the SSDs, as one part in so many. None without host memory.
+    /// Assigns what a plan moves whose ops begin at these times. So much of the capacity may wait
+    /// for the SSDs, as one part in so many. None without host memory.
     pub(super) fn new(
         trace: &Trace,
         machine: &Machine,
