@@ -381,3 +381,20 @@ def test_an_address_outlives_the_arrays_and_is_given_back_by_itself(pool):
         assert_stays(tide, tensor)
         tide.unpin(tensor)
         tide.evict(tensor)
+
+
+def test_what_no_collector_finds_any_more_stays_in_the_next_block(pool, files):
+    """gc.freeze() hides tensors, and with them what NumPy may have seen since the block before."""
+    state = LOADERS["torch.load"](files)
+    with left_behind(), offloaded(pool, "reactive") as tide:
+        tide.evict(state["0.weight"])
+        tide.restore()
+    array = state["0.weight"].numpy()
+    gc.freeze()
+    try:
+        with left_behind(), offloaded(pool, "reactive") as tide:
+            state["0.weight"].add_(1)
+            assert_stays(tide, state["0.weight"])
+            assert_same(array.tobytes(), bits(state["0.weight"])[3], "the array")
+    finally:
+        gc.unfreeze()

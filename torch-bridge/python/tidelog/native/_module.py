@@ -227,6 +227,7 @@ class Module(Protocol):
     def whole_of(self, storage: Storage) -> Storage | None: ...  # that it is a slice of
     def references_to_object(self, tensor: torch.Tensor) -> int: ...  # that C++ has of the tensor's object in Python
     def maps_file(self, storage: Storage) -> bool: ...  # of which only this process sees changes
+    def forget_alone(self) -> None: ...  # a block begins: arrays may have been made since the last one
     def may_be_own(self, holder: Holder) -> bool: ...  # not resizable, but of memory that could be nobody else's
     def is_own(self, storage: Storage) -> bool: ...  # its memory is nobody else's, and may go
     def update_on(self, holder: Holder) -> Any: ...  # that hangs on it, and has not run; None: none does

@@ -535,7 +535,7 @@ class Ledger {
       Record& record = **each;
       c10::Storage storage = record.storage();
       bool stays = !storage || !movable(*record.impl);
-      if (stays && storage && record.is_alone && record.moves) {
+      if (stays && storage && record.alone_in == Records::block && record.moves) {
         waits.push_back(*each);  // only the other users of its memory keep it
         stays = false;
       }

@@ -84,7 +84,7 @@ struct Record final : c10::intrusive_ptr_target, Link {
   c10::StorageImpl* const impl;  // alive as an address, whether or not the storage is
   c10::weak_intrusive_ptr<c10::StorageImpl> weak;
   c10::DataPtr memory;  // the storage's, where this is its owner
-  size_t memory_size = 0;
+  size_t memory_size = 0;  // of a slice
   bool is_owner = false;  // whether this hangs on the storage as the owner of its memory
 
   Ledger* ledger = nullptr;  // null: no block counts it
@@ -95,7 +95,7 @@ struct Record final : c10::intrusive_ptr_target, Link {
   bool is_reported = false;  // the session has heard of it
   bool is_guarded = true;  // when it is out; not a bucket of DDP's
   bool moves = true;  // not in memory of the program's own
-  bool is_alone = false;  // where torch says that it cannot be resized: no array of NumPy's that is not known has it
+  int64_t alone_in = 0;  // the block in which no array of NumPy's that is not known has its memory: `Records::block`
   bool is_unwritten = false;  // it is a slice of a file, and has the file's pages still
   bool waits = false;  // it stays until nobody else has its memory: see `Ledger::look_again`
   bool in_flight = false;  // a device or a copy may touch its memory
@@ -192,9 +192,10 @@ class Records {
 
   // The same of one that cannot be resized, and whose record owns the memory.
   static bool is_alone(const Record& record) {
-    if (!record.is_alone) return false;
+    if (record.alone_in != block) return false;
+    if (!Slices::is_slice(record.memory)) return true;
     std::lock_guard lock(all().mutex);
-    return !Slices::is_slice(record.memory) || all().slices_.is_alone(record.memory);
+    return all().slices_.is_alone(record.memory);
   }
 
   // Torch's own look at the memory of a storage that is out raises the guard's error.
@@ -208,9 +209,9 @@ class Records {
     c10::DataPtr& held = record.impl->_mutable_data_ptr_no_checks();
     auto end = held.get_deleter();
     record.memory = c10::DataPtr(held.get(), held.release_context(), end, held.device());
-    {
-      std::lock_guard lock(all().mutex);
+    if (Slices::is_slice(record.memory)) {
       record.memory_size = record.impl->nbytes();
+      std::lock_guard lock(all().mutex);
       all().slices_.add(record.memory, record.memory_size);
     }
     hang(record);
@@ -329,6 +330,8 @@ class Records {
     died(record);
   }
 
+  static inline int64_t block = 1;  // how many have begun, and one
+
   std::mutex mutex;  // of the tables, and of what ledgers have of records
 
  private:
@@ -378,13 +381,14 @@ class Records {
     if (!record.is_owner) return owned;
     record.is_owner = false;
     RecordPtr::reclaim(static_cast<Record*>(owned.release_context()));
+    if (!Slices::is_slice(record.memory)) return std::exchange(record.memory, c10::DataPtr());
     std::lock_guard lock(all().mutex);
     return all().memory_taken_from(record);
   }
 
   // What a record owned. With the lock held.
   c10::DataPtr memory_taken_from(Record& record) {
-    slices_.remove(record.memory, record.memory_size);
+    if (Slices::is_slice(record.memory)) slices_.remove(record.memory, record.memory_size);
     return std::exchange(record.memory, c10::DataPtr());
   }
 

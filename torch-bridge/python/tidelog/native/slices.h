@@ -66,7 +66,6 @@ class Slices {
   // -- those that are known, by what they are parts of: the caller has a lock -------------------------------
 
   void add(const c10::DataPtr& memory, size_t size) {
-    if (!is_slice(memory)) return;
     Parts& parts = by_whole_[whole_of(memory)];
     auto begin = reinterpret_cast<uintptr_t>(memory.get());
     auto here = parts.ends.emplace(begin, begin + size);

@@ -47,7 +47,9 @@ inline void add_records(py::module_& m) {
           "has_address", [](const Record& record) { return record.has_address; }, &Ledger::has_address)
       .def("alias_begins", &Ledger::alias_begins)
       .def("alias_ends", &Ledger::alias_ends)
-      .def_readwrite("is_alone", &Record::is_alone)
+      .def_property(
+          "is_alone", [](const Record& record) { return record.alone_in == Records::block; },
+          [](Record& record, bool is) { record.alone_in = is ? Records::block : 0; })
       .def_readwrite("is_unwritten", &Record::is_unwritten)
       .def_property_readonly("is_slice", [](const Record& record) { return Slices::is_slice(record.memory); })
       .def_property("name", object_of<&Record::name>, set_object<&Record::name>)

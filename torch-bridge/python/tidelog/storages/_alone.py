@@ -23,6 +23,7 @@ _OBJECTS_AT_ONCE = 10_000
 
 def find_alone(ledger: Ledger, tensors: Iterable[Tensor]) -> None:
     """Notes which storages of all tensors that live have their memory to themselves."""
+    native().forget_alone()
     found = _by_storage(ledger, tensors)
     if not found:
         return
