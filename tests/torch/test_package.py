@@ -15,7 +15,7 @@ KNOWN = runpy.run_path(str(Path(__file__).resolve().parents[2] / "scripts" / "ti
 CALL_THE_LIBRARY = {Path(path).stem for path in KNOWN["ABI_MODULES"]}
 
 # What Tidelog hangs on torch's storages, and what other packages call by such names.
-SHARED = {"_tide", "_tide_update", "_tide_whole", "_aliased"}
+SHARED = {"_tide", "_tide_update", "_tide_whole"}
 FOREIGN = {"_C", "_cdata", "_fields_", "_indices", "_schema", "_values"}
 FOREIGN |= {f"_{whose}_{when}_hooks" for whose in ("global_optimizer", "optimizer_step") for when in ("pre", "post")}
 FOREIGN |= {"_backward_hooks", "_compiled_call_impl", "_is_view", "_sequence_nr", "_version"}

@@ -84,15 +84,12 @@ def test_an_array_made_before_the_block_is_still_an_alias_inside(pool, mode, tou
 def test_tensors_on_foreign_memory_stay_and_are_listed(pool, tmp_path):
     """from_numpy, frombuffer, DLPack imports, files and shared memory: found, left alone, and named in stats()."""
     world = World()
-    file = tmp_path / "weights.pt"
-    torch.save(torch.arange(4096.0), file)
     raw = tmp_path / "raw.bin"
     raw.write_bytes(bytes(16 * KIB))
     tensors = {
         "from_numpy": torch.from_numpy(numpy.arange(4096, dtype=numpy.float32)),
         "frombuffer": torch.frombuffer(bytearray(16 * KIB), dtype=torch.float32),
         "from_dlpack": torch.from_dlpack(numpy.arange(4096, dtype=numpy.float32)),
-        "mapped load": torch.load(file, mmap=True),
         "from_file": torch.from_file(str(raw), shared=True, size=4096, dtype=torch.float32),
         "shared": torch.arange(4096.0).share_memory_(),
     }

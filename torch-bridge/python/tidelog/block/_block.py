@@ -49,6 +49,7 @@ from tidelog.output._notebook import Report
 from tidelog.recompute._choosable import CheckpointedRegions, NamedBlocks
 from tidelog.recompute._recompute import Recompute
 from tidelog.recompute._regions import Regions
+from tidelog.storages._alone import find_alone
 from tidelog.storages._async_uses import AsyncUses
 from tidelog.storages._ledger import adopt, leave_in_pools, ledger_of
 from tidelog.storages._ops import living_tensors, memory_of
@@ -192,7 +193,7 @@ class Tide:
             before = _heap.anonymous_bytes()
             self._adopt_what_lives()
             self._names.name_all()
-            base = before - sum(record.size for record in ledger.all())
+            base = before - sum(record.size for record in ledger.all() if not record.is_slice)
             self._heap.begin(base, lambda: ledger.live)
             self.session.settle()
             if ledger.marked:
@@ -242,7 +243,9 @@ class Tide:
     def _adopt_what_lives(self) -> None:
         """Every tensor of this process counts against the budget from the start, ours or not."""
         ledger, pools, is_refused = self.ledger, self.device.pools(), False
-        for each in living_tensors():
+        tensors = [*living_tensors()]
+        find_alone(ledger, tensors)
+        for each in tensors:
             for tensor in (each, each.grad if each.is_leaf else None):
                 record = adopt(ledger, tensor)
                 if pools and record is not None:
@@ -252,6 +255,7 @@ class Tide:
                         self.session.settle()
                     except _errors.BudgetError:  # it is raised when all that cannot move has been counted
                         is_refused = True
+        ledger.look_again()
         for earlier in list(_left_behind):
             if not earlier.ledger.has_away():
                 earlier._close()

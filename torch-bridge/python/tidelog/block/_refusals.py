@@ -114,9 +114,11 @@ class Refusals:
             if not record.moves:
                 return "it is in a memory pool of the program's own"
             return self._device.why_unmovable(storage) or "torch reads as much for the state of random numbers, unseen"
-        if record.pins and storage._aliased:
+        if record.aliases:
+            return "a NumPy array or a slice of its storage has its memory"
+        if record.has_address:
             return "its address was asked for, by data_ptr() or DLPack: tide.unpin() lets it go"
-        return "tide.pinned() or a slice of its memory holds it" if record.pins else None
+        return "tide.pinned() holds it" if record.pins else None
 
 
 _FOR_AN_OP = "make the op smaller (a smaller batch, fewer tensors at once)"

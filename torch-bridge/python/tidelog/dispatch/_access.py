@@ -21,6 +21,7 @@ from tidelog.dispatch._hook import Hook
 from tidelog.dispatch._steps import Steps
 from tidelog.memory import _record
 from tidelog.memory._record import Hold, Storage, run_updates
+from tidelog.native._built import native
 from tidelog.native._module import Ledger, Record
 from tidelog.storages._async_uses import AsyncUses
 from tidelog.storages._ledger import adopt, borrowed, of_a_reducer
@@ -216,6 +217,20 @@ class Access:
         self._ledger.measure_again(storage)
 
     @whole
+    def came(self, storage: Storage) -> None:
+        """A storage has come with memory of torch's that no op has made."""
+        native().record_for(storage).is_alone = True
+        if self.is_elsewhere():
+            return
+        self._ledger.record_of(storage)
+        if self._ledger.live <= self._ledger.limit:
+            return
+        if self._ledger.quiet:
+            self._steps.budget_reached()
+        else:
+            self._steps.end_touch()
+
+    @whole
     def empty(self, storage: Storage) -> None:
         """A storage is about to be emptied: what is out of it need not come back."""
         record = storage._tide
@@ -265,10 +280,7 @@ class Access:
     @whole
     def unpin(self, storage: Storage) -> None:
         """Unpins a storage of which nobody uses an address any more: it may move again."""
-        storage._aliased = False
-        record = storage._tide
-        if record is not None and record.ledger is self._ledger and record.pins:
-            self._ledger.unpin(record)
+        native().record_for(storage).has_address = False
 
     @whole
     def hold(self, storage: Storage) -> Hold | None:

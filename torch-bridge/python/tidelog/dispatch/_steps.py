@@ -70,6 +70,7 @@ class Steps:
                 self._session.hold_plan(False)
         self._session.step(StepMark.BEGIN)
         ledger.reuse_numbers()
+        ledger.look_again()
         self._take_plan()
         if not ledger.quiet:
             self.place.next_op = 0

@@ -9,11 +9,10 @@ not wrapped meets the access guard: an error that names the tensor, never old by
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.util
-import json
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from types import FrameType
@@ -40,8 +39,8 @@ from tidelog.escapes._threads import borrow
 from tidelog.memory._record import (
     AWAY,
     LEAVING,
+    Alias,
     Storage,
-    data_ptr,
     nbytes,
     refuse,
     resizable,
@@ -49,6 +48,7 @@ from tidelog.memory._record import (
     untyped_storage,
 )
 from tidelog.native._built import native
+from tidelog.native._module import Record
 from tidelog.storages._ops import memory_of
 
 # Functions that only ask whether tensors share memory: of FSDP2 and of inductor, which may be
@@ -59,14 +59,11 @@ _ASKS_ALIGNMENT = ("copy_misaligned_inputs", "remove_unaligned_input_idxs")
 # Functions of `torch.load`, before torch 2.15, that only ask whether a storage has memory.
 _ASKS_PRESENCE = ("load_tensor", "persistent_load")
 
-# A file of safetensors begins with the length of its header.
-_LENGTH_BYTES = 8
-
 _TENSOR_READS = ("tolist", "__repr__", "__deepcopy__", "__reduce_ex__", "storage", "_typed_storage")
 _SCRIPT_SAVES = ("save", "save_to_buffer", "_save_for_mobile", "_save_to_buffer_for_mobile")
 # These run a Python function over the bytes.
 _TENSOR_WRITES = ("apply_", "map_", "map2_")
-_TENSOR_ALIASES = ("numpy", "__dlpack__")
+_TENSOR_ALIASES = ("__dlpack__",)
 # These give the storage other memory, which other processes see.
 _TENSOR_SHARES = ("share_memory_",)
 # is_shared: torch aborts the process there when the storage is guarded.
@@ -86,16 +83,16 @@ _STORAGE_SHARES = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_", "_
 
 def install(access: Access, has_graphs: bool, say: Callable[[str], None]) -> None:
     """Wraps the entry points for a block; `has_graphs`: see `Host`. `say` tells the user."""
-    Storage._aliased = False
     Storage._tide_update = None
     setattr(Storage, "_tide", property(native().record_in))  # so that looking up a storage's record never raises
-    native().storages_have(attrgetter("_tide_update"), attrgetter("_aliased"))
+    native().storages_have(attrgetter("_tide_update"))
     for name in _TENSOR_READS:
         _wrap(access, torch.Tensor, name, _read, find=_read_from)
     for name in _TENSOR_WRITES:
         _wrap(access, torch.Tensor, name, _write, after=_modified)
     for name in _TENSOR_ALIASES:
         _wrap(access, torch.Tensor, name, _alias)
+    _patches.replace(torch.Tensor, "numpy", lambda original: _array(access, original))
     for name in _STORAGE_READS:
         _wrap(access, torch.UntypedStorage, name, _read)
     _patches.replace(torch.Tensor, "__setitem__", lambda original: _assigning(access, original))
@@ -301,17 +298,41 @@ def _alias(access: Access, *storages: Storage) -> None:
     _read(access, storage)
     if storage._tide is not None and storage._tide.addresses_end:
         return
-    storage._aliased = True  # whoever takes it on later pins it
-    record = storage._tide
-    if record is not None and not record.pins:
-        if record.state & LEAVING and access.is_elsewhere():
-            refuse(record)  # only the block's own thread can stop it
-        record.ledger.pin(record)
+    if access.owns(storage):
+        _give_address(access, storage).has_address = True
+
+
+def _give_address(access: Access, storage: Storage) -> Record:
+    """Pins a storage in memory, of whose memory somebody is about to have the address."""
+    record = native().record_for(storage)
+    if record.state & LEAVING and not record.pins and access.is_elsewhere():
+        refuse(record)  # only the block's own thread can stop it
+    return record
+
+
+def _array(access: Access, original: Wrapper) -> Wrapper:
+    """An array of NumPy's has a tensor's memory. What is made of it has the array, so the memory stays for its life."""
+
+    @whole
+    def numpy(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        storages = _storages_of(tensor)
+        with _borrowed(access, storages, storages):
+            access.await_copies()
+            _read(access, *storages)
+            records = [_give_address(access, storage) for storage in storages if access.owns(storage)]
+            for storage, record in zip(storages, records, strict=False):
+                record.is_alone |= resizable(storage)  # torch calls it not resizable from here on
+            aliases = [*map(Alias, records)]
+            array = original(tensor, *args, **kwargs)
+            weakref.finalize(array, aliases.clear).atexit = False
+        return array
+
+    return numpy
 
 
 def _part(access: Access, original: Wrapper) -> Wrapper:
     """A byte of a storage, or a slice: another storage in the same memory, which stays as long as
-    the slice does."""
+    the slice does. What is a slice of a file gets memory of its own once nobody else has that (native/slices.h)."""
 
     @whole
     def wrapper(storage: Storage, index: Any) -> Any:
@@ -319,26 +340,15 @@ def _part(access: Access, original: Wrapper) -> Wrapper:
             access.await_copies()
             _read(access, storage)
             part = original(storage, index)
-            if isinstance(part, Storage):
-                part._tide_whole = access.hold(storage)
-                if part.nbytes() and not resizable(storage):
-                    _look_at(part, original, storage, index)
+            if isinstance(part, Storage) and access.owns(part):
+                record = native().record_for(part)
+                if native().maps_file(storage):
+                    record.is_alone = record.is_unwritten = True
+                else:
+                    part._tide_whole = Alias(native().record_for(storage))
         return part
 
     return wrapper
-
-
-def _look_at(part: Storage, original: Wrapper, whole: Storage, index: Any) -> None:
-    """torch looks at the first byte of a storage before it makes a tensor of it, as safetensors has
-    it do with parts of a file, and takes any error there for a wrong shape. What the budget says of
-    it has to be said before."""
-    try:
-        original(part, 0)
-    except _errors.Error as error:
-        name = _tensor_at(whole, index.start or 0)
-        if name is None:
-            raise
-        raise type(error)(f"{name} (in a safetensors file): {error}") from error
 
 
 def _share(access: Access, *storages: Storage) -> None:
@@ -411,22 +421,6 @@ def _pointer(access: Access, original: Wrapper, subject: Any, storage: Storage, 
 
 
 # -- safetensors ----------------------------------------------------------------------------------
-
-
-def _tensor_at(storage: Storage, start: int) -> str | None:
-    """The name of the tensor whose bytes begin here, where the storage is a whole file of
-    safetensors."""
-    address, size = data_ptr(storage), storage.nbytes()
-    length = ctypes.string_at(address, min(size, _LENGTH_BYTES))
-    head = int.from_bytes(length, "little") + _LENGTH_BYTES
-    if head > size:
-        return None
-    try:
-        header = json.loads(ctypes.string_at(address + _LENGTH_BYTES, head - _LENGTH_BYTES))
-        begins = {head + entry["data_offsets"][0]: name for name, entry in header.items() if "data_offsets" in entry}
-    except (ValueError, TypeError, AttributeError, LookupError):
-        return None  # it only looked like one
-    return begins.get(start)
 
 
 def _install_safetensors(access: Access) -> None:

@@ -52,8 +52,8 @@ class Host:
         """Returns the reason why its memory is not torch's own to give and take, if so."""
         if is_shared(storage):
             return "it is shared with other processes"
-        if not resizable(storage):
-            return "it is memory of a NumPy array or of a file"
+        if not resizable(storage) and not native().is_own(storage):
+            return "its memory is a NumPy array's or a file's, which something else may use, too"
         return "it is page-locked" if is_page_locked(storage) else None
 
     def locks_memory(self) -> bool:
@@ -95,7 +95,7 @@ class Host:
 
     def is_divisible(self, storage: Storage) -> bool:
         """Returns whether parts of its memory can be given back, which it has."""
-        return True
+        return native().whole_of(storage) is None
 
     def make_usual(self, storage: Storage) -> None:
         """A storage that is in memory has memory of torch's again, which can be resized."""

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
         """A storage while a block is open, with what `_escape.install` hangs on its class."""
 
         _tide: Record | None
-        _aliased: bool  # somebody has its address
         _tide_update: Pending | None  # that writes or reads it, and has not run
-        _tide_whole: Hold | None  # of a part of another one: holds that
+        _tide_whole: Alias  # of a slice: that it has the memory of another one
         _cdata: int
 
 else:
@@ -91,6 +90,17 @@ def refuse_in_child(record: Record) -> None:
             f"{record.describe()} is {record.ledger.outside} and belongs to the parent process "
             f"({record.ledger.process}). Fork inside a `with tide.pinned(tensor):`, where it is in memory."
         )
+
+
+class Alias:
+    """Says, while it lives, that something else has a storage's memory."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        record.alias_begins()
+
+    def __del__(self) -> None:
+        self._record.alias_ends()
 
 
 class Hold:

@@ -32,11 +32,13 @@ class Ledger {
     if (known != nullptr && known->ledger == this) return known;
     if (known != nullptr && known->ledger != nullptr) known->ledger->rebind(storage);
     if (!owns(storage)) return nullptr;
+    // The kernel may drop the file's pages, so they do not count.
+    if (known != nullptr && known->is_unwritten && !Records::is_own(storage)) return nullptr;
     int64_t size = is_alias(storage) ? 0 : static_cast<int64_t>(storage.nbytes());
     if (size == 0) return nullptr;  // nothing to move; looked at again when an op has given it bytes
     Record& record = Records::made_for(storage);
     enlist(record, size, birth);
-    if (is_aliased(storage)) pin(record);
+    for (int64_t left = record.aliases + (record.has_address ? 1 : 0); left != 0; --left) pin(record);
     return &record;
   }
 
@@ -48,7 +50,9 @@ class Ledger {
   // The record of a storage that an op writes. With DDP, one that was never met is a bucket of a reducer that is older
   // than the block: C++ alone has it.
   Record* record_of_written(c10::StorageImpl& storage) {
-    bool is_new = Records::of(storage) == nullptr;
+    Record* known = Records::of(storage);
+    bool is_new = known == nullptr;
+    if (known != nullptr) known->is_unwritten = false;
     Record* record = record_of(storage);
     if (is_new && record != nullptr && expects_buckets) record->is_guarded = false;
     return record;
@@ -183,10 +187,14 @@ class Ledger {
   static bool has_update(const c10::StorageImpl& storage) { return update_on(storage).get() != Py_None; }
 
   // Returns the update on a storage; None: there is none.
-  static Held update_on(const c10::StorageImpl& storage) { return hung_on(storage, update_of, Py_None); }
+  static Held update_on(const c10::StorageImpl& storage) {
+    PyObject* object = storage.pyobj_slot()->load_pyobj();
+    return object != nullptr && update_of != nullptr ? checked(PyObject_CallOneArg(update_of, object))
+                                                     : borrowed(Py_None);
+  }
 
-  // Functions by which Python finds marks on a storage's object, of one argument.
-  static inline PyObject *update_of = nullptr, *aliased_of = nullptr;
+  // Function by which Python finds what it hangs on a storage's object, of one argument.
+  static inline PyObject* update_of = nullptr;
 
   // Returns whether the storage's memory is torch's own to give and take.
   bool movable(c10::StorageImpl& storage) {
@@ -196,9 +204,21 @@ class Ledger {
     if (has_update(storage)) return true;  // it was asked then, and is guarded since
     if (record != nullptr && !record->moves) return false;
     if (static_cast<int64_t>(storage.nbytes()) == random_state_bytes) return false;
-    bool is_plain = (record != nullptr && record->is_owner) || Records::is_allocators(storage);
-    if (is_plain && storage.resizable() && !asks_device) return true;
+    if (!asks_device && Records::is_own(storage)) return true;
     return call(device.get(), names().why_unmovable, to_python(storage).get()).get() == Py_None;
+  }
+
+  // Storages that something else had the memory of move from here on, where nothing has it any more.
+  void look_again() {
+    auto is_over = [&](const RecordPtr& each) {
+      if (each->ledger != this || !each->waits) return true;
+      c10::Storage storage = each->storage();
+      if (!storage || !movable(*each->impl)) return !storage;
+      each->waits = false;
+      unpin(*each);
+      return true;
+    };
+    waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), is_over), waiting_.end());
   }
 
   // Keeps a storage where it is: an alias exists that nobody sees.
@@ -219,6 +239,23 @@ class Ledger {
     std::lock_guard lock(mutex());
     if (--record.pins == 0) aliased_.erase(record.number);
     pins_.emplace_back(record.number, false);
+  }
+
+  // An array of NumPy's or a slice has the memory of a storage, which stays until the opposite. It may be in no ledger.
+  static void alias_begins(Record& record) {
+    ++record.aliases;
+    if (record.ledger != nullptr) record.ledger->pin(record);
+  }
+
+  static void alias_ends(Record& record) {
+    --record.aliases;
+    if (record.ledger != nullptr) record.ledger->unpin(record);
+  }
+
+  // Notes that somebody may use the address of a storage's memory, or that nobody does any more.
+  static void has_address(Record& record, bool has) {
+    if (std::exchange(record.has_address, has) == has || record.ledger == nullptr) return;
+    has ? record.ledger->pin(record) : record.ledger->unpin(record);
   }
 
   // An op that has returned uses the storage until the opposite: it stays meanwhile.
@@ -279,10 +316,13 @@ class Ledger {
       streams_.fetched(record.event);
       after(record);
     }
-    bool is_plain = record.is_owner || Records::is_allocators(*record.impl);
+    bool is_plain = Records::is_allocators(*record.impl) || (record.is_owner && !Slices::is_slice(record.memory));
+    auto size = static_cast<size_t>(record.size);
     c10::DataPtr memory = Records::take(*record.impl, std::move(message));
     if (record.event && !record.event->query())
-      departing_.add({std::move(memory), static_cast<size_t>(record.size), is_plain, record.event});
+      departing_.add({std::move(memory), size, is_plain, record.event});
+    else if (Slices::is_slice(memory))
+      Slices::drop_pages(memory, size);
   }
 
   // Gives memory to a storage that is out, whose address is returned: of one that has left and is as large, which it
@@ -409,17 +449,6 @@ class Ledger {
       if (c10::Storage storage = each->storage(); storage && !each->is_away()) share(*each->impl);
   }
 
-  // Returns a mark on the storage's object in Python, if it has one.
-  static Held hung_on(const c10::StorageImpl& storage, PyObject* function, PyObject* otherwise) {
-    PyObject* object = storage.pyobj_slot()->load_pyobj();
-    return object != nullptr && function != nullptr ? checked(PyObject_CallOneArg(function, object))
-                                                    : borrowed(otherwise);
-  }
-
-  static bool is_aliased(const c10::StorageImpl& storage) {
-    return hung_on(storage, aliased_of, Py_False).get() == Py_True;
-  }
-
   // Looks which storages have died of the newest ones, which mostly do, and of some older ones in turn. One that owns
   // its memory has said so.
   void look_for_dead() {
@@ -464,7 +493,7 @@ class Ledger {
     record.birth = birth;
     record.state = SETTLED;
     record.number = -1;
-    record.is_reported = false;
+    record.is_reported = record.is_unwritten = record.waits = false;
     record.is_guarded = newborn_is_guarded;
     record.moves = newborn_moves;
     record.pins = record.addresses_end = record.async_uses = 0;
@@ -500,11 +529,16 @@ class Ledger {
         untold.push_back(RecordPtr::reclaim_copy(static_cast<Record*>(each)));
     }
     std::vector<tide_birth> births;
+    std::vector<RecordPtr> waits;
     births.reserve(untold.size());
     for (auto each = untold.rbegin(); each != untold.rend(); ++each) {
       Record& record = **each;
       c10::Storage storage = record.storage();
       bool stays = !storage || !movable(*record.impl);
+      if (stays && storage && record.alone_in == Records::block && record.moves) {
+        waits.push_back(*each);  // only the other users of its memory keep it
+        stays = false;
+      }
       std::lock_guard lock(mutex());
       if (record.ledger != this || record.is_reported) continue;
       auto number = static_cast<uint64_t>(numbered(record));
@@ -513,6 +547,12 @@ class Ledger {
       uint64_t index = record.birth.index < 0 ? OUTSIDE_A_STEP : record.birth.index;
       births.push_back({stays ? number | TIDE_UNMOVABLE : number, static_cast<uint64_t>(record.size),
                         index << 16 | static_cast<uint64_t>(record.birth.slot)});
+    }
+    for (const RecordPtr& each : waits) {
+      if (each->ledger != this || each->waits) continue;
+      each->waits = true;
+      pin(*each);
+      waiting_.push_back(each);
     }
     return births;
   }
@@ -538,6 +578,7 @@ class Ledger {
   // Numbers of storages that the session has not heard of, beside births and deaths.
   std::vector<int64_t> resized_, modified_, async_changes_;
   std::vector<std::pair<int64_t, bool>> pins_;
+  std::vector<RecordPtr> waiting_;  // see `look_again`
   std::unordered_map<int64_t, std::pair<uintptr_t, uintptr_t>> aliased_;  // the memory of those that are pinned
 };
 

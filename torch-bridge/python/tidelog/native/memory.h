@@ -6,6 +6,7 @@
 #pragma once
 
 #include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Storage.h>
 
@@ -62,6 +63,13 @@ inline c10::DataPtr take(c10::StorageImpl& storage, Message message) {
   c10::DataPtr memory = storage.set_data_ptr(c10::DataPtr(nullptr, storage.device()));
   guard(storage, std::move(message));
   return memory;
+}
+
+// Returns whether it is host memory of torch's allocator, as that was or as it is now.
+inline bool is_of_host_allocator(const c10::DataPtr& memory) {
+  c10::DeleterFnPtr deleter = memory.get_deleter();
+  return deleter != nullptr && memory.get() == memory.get_context() &&
+         (deleter == c10::GetDefaultCPUAllocator()->raw_deleter() || deleter == c10::GetCPUAllocator()->raw_deleter());
 }
 
 // Memory that a storage may have, of the allocator that its device has now.

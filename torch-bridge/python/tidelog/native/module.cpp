@@ -59,10 +59,7 @@ py::object connect_session(const py::object& session, Ledger& ledger, const py::
   return py::reinterpret_steal<py::object>(Performer::connected(session.ptr(), std::move(performer), async_uses.ptr()));
 }
 
-void storages_have(py::object update, py::object aliased) {
-  Ledger::update_of = update.release().ptr();
-  Ledger::aliased_of = aliased.release().ptr();
-}
+void storages_have(py::object update) { Ledger::update_of = update.release().ptr(); }
 
 bool finalizers_begin() {
   bool are_inside = where() == Where::inside;
@@ -73,6 +70,26 @@ bool finalizers_begin() {
 RecordPtr record_in(const c10::StorageImpl& storage) {
   Record* record = Records::of(storage);
   return record != nullptr && record->ledger != nullptr ? RecordPtr::reclaim_copy(record) : RecordPtr();
+}
+
+// Returns whether a storage that torch calls not resizable has memory that may be nobody else's.
+bool may_be_own(const c10::StorageImpl& storage) {
+  Record* record = Records::of(storage);
+  return !storage.resizable() && ((record != nullptr && record->is_owner) || Records::can_own(storage));
+}
+
+void learn_slices() {
+  py::object slice = py::module_::import("torch").attr("UntypedStorage")(2)[py::slice(0, 1, 1)];
+  Slices::learn(*THPStorage_Unpack(slice.ptr()).unsafeGetStorageImpl());
+}
+
+// The storage that this one is a slice of.
+std::optional<c10::Storage> whole_of(const c10::StorageImpl& storage) {
+  Record* record = Records::of(storage);
+  bool is_owner = record != nullptr && record->is_owner;
+  c10::StorageImpl* whole = Slices::whole_of(is_owner ? record->memory : Records::memory_of(storage));
+  if (whole == nullptr) return std::nullopt;
+  return c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(whole));
 }
 
 void empty(c10::StorageImpl& storage, Message message) {
@@ -97,6 +114,7 @@ PYBIND11_MODULE(_tidelog_native, m) {
   // As functions of torch's do.
   py::register_local_exception_translator(
       [](std::exception_ptr raised) { torch::translate_exception_to_python(raised); });
+  learn_slices();
   types::add_records(m);
   types::add_streams(m);
   types::add_ledgers(m);
@@ -126,6 +144,14 @@ PYBIND11_MODULE(_tidelog_native, m) {
   m.def("storages_have", storages_have);
   m.def("record_in", record_in);
   m.def("record_for", [](c10::StorageImpl& storage) { return RecordPtr::reclaim_copy(&Records::made_for(storage)); });
+  m.def("whole_of", whole_of);
+  m.def("references_to_object", [](const py::object& tensor) {
+    return references_to_object(*THPVariable_Unpack(tensor.ptr()).unsafeGetTensorImpl());
+  });
+  m.def("maps_file", &Slices::is_private_mapping);
+  m.def("may_be_own", may_be_own);
+  m.def("forget_alone", [] { ++Records::block; });
+  m.def("is_own", &Records::is_own);
   m.def("update_on", [](c10::StorageImpl& storage) {
     return py::reinterpret_steal<py::object>(Ledger::update_on(storage).release());
   });

@@ -24,6 +24,7 @@
 
 #include "memory.h"
 #include "python.h"
+#include "slices.h"
 #include "streams.h"
 
 namespace tidelog {
@@ -83,6 +84,7 @@ struct Record final : c10::intrusive_ptr_target, Link {
   c10::StorageImpl* const impl;  // alive as an address, whether or not the storage is
   c10::weak_intrusive_ptr<c10::StorageImpl> weak;
   c10::DataPtr memory;  // the storage's, where this is its owner
+  size_t memory_size = 0;  // of a slice
   bool is_owner = false;  // whether this hangs on the storage as the owner of its memory
 
   Ledger* ledger = nullptr;  // null: no block counts it
@@ -93,12 +95,17 @@ struct Record final : c10::intrusive_ptr_target, Link {
   bool is_reported = false;  // the session has heard of it
   bool is_guarded = true;  // when it is out; not a bucket of DDP's
   bool moves = true;  // not in memory of the program's own
+  int64_t alone_in = 0;  // the block in which no array of NumPy's that is not known has its memory: `Records::block`
+  bool is_unwritten = false;  // it is a slice of a file, and has the file's pages still
+  bool waits = false;  // it stays until nobody else has its memory: see `Ledger::look_again`
   bool in_flight = false;  // a device or a copy may touch its memory
   c10::Storage kept;  // the storage meanwhile, where it must live
   EventPtr event;  // behind what touches its memory meanwhile, where that may not have run
   EventPtr last_use;  // behind the ops that are known to have used what is being copied out
   LastUses uses;  // those ops
   int64_t pins = 0, addresses_end = 0, async_uses = 0;
+  int64_t aliases = 0;  // arrays of NumPy's and slices that have its memory
+  bool has_address = false;  // somebody has asked for the address of its memory, and may use it
   std::atomic<int64_t> loans{0};  // ops of other threads that are using it right now
   bool was_borrowed = false;  // whether there were any since `event` was recorded
 
@@ -162,15 +169,34 @@ class Records {
     return *record;
   }
 
-  // Returns whether the storage's memory is plain memory of an allocator's on the host, which a record may own.
+  // Returns whether the storage's memory is plain memory of an allocator's on the host, or a slice's: a record may own
+  // it.
   static bool can_own(const c10::StorageImpl& storage) {
-    return is_allocators(storage) && memory_of(storage).device().is_cpu();
+    const c10::DataPtr& memory = memory_of(storage);
+    return (is_allocators(storage) || Slices::is_slice(memory)) && memory.device().is_cpu();
   }
 
   // Returns whether the records is plain memory of an allocator's, on any device.
   static bool is_allocators(const c10::StorageImpl& storage) {
     const c10::DataPtr& memory = memory_of(storage);
-    return storage.resizable() && memory.get() != nullptr && memory.get() == memory.get_context();
+    return memory.get() != nullptr && memory.get() == memory.get_context() &&
+           (storage.resizable() || is_of_host_allocator(memory));
+  }
+
+  // Returns whether it is the storage's alone, and may go. With Python's lock held.
+  static bool is_own(const c10::StorageImpl& storage) {
+    Record* record = of(storage);
+    bool is_owner = record != nullptr && record->is_owner;
+    if (storage.resizable()) return is_owner || is_allocators(storage);
+    return is_owner && is_alone(*record);
+  }
+
+  // Returns whether nobody else uses the memory of a storage that cannot be resized, and whose record owns it.
+  static bool is_alone(const Record& record) {
+    if (record.alone_in != block) return false;
+    if (!Slices::is_slice(record.memory)) return true;
+    std::lock_guard lock(all().mutex);
+    return all().slices_.is_alone(record.memory);
   }
 
   // Torch's own look at the memory of a storage that is out raises the guard's error.
@@ -184,6 +210,11 @@ class Records {
     c10::DataPtr& held = record.impl->_mutable_data_ptr_no_checks();
     auto end = held.get_deleter();
     record.memory = c10::DataPtr(held.get(), held.release_context(), end, held.device());
+    if (Slices::is_slice(record.memory)) {
+      record.memory_size = record.impl->nbytes();
+      std::lock_guard lock(all().mutex);
+      all().slices_.add(record.memory, record.memory_size);
+    }
     hang(record);
   }
 
@@ -237,8 +268,8 @@ class Records {
     c10::DataPtr& held = storage._mutable_data_ptr_no_checks();
     RecordPtr kept = RecordPtr::reclaim(static_cast<Record*>(held.release_context()));
     record->is_owner = false;
-    held = std::exchange(record->memory, c10::DataPtr());  // at the same address, as in `own`
     std::lock_guard lock(all().mutex);
+    held = all().memory_taken_from(*record);  // at the same address, as in `own`
     all().insert(kept);
   }
 
@@ -292,7 +323,7 @@ class Records {
     if (!record.in_flight) return;
     record.in_flight = false;
     if (record.is_owner) return;
-    memory = std::exchange(record.memory, c10::DataPtr());
+    memory = all().memory_taken_from(record);
     auto& dying = all().dying_;
     auto found = std::find_if(dying.begin(), dying.end(), [&](const RecordPtr& each) { return each.get() == &record; });
     if (found == dying.end()) return;
@@ -300,6 +331,8 @@ class Records {
     dying.erase(found);
     died(record);
   }
+
+  static inline int64_t block = 1;  // how many have begun, and one
 
   std::mutex mutex;  // of the tables, and of what ledgers have of records
 
@@ -314,7 +347,7 @@ class Records {
     std::lock_guard lock(all().mutex);
     record->is_owner = false;
     bool is_dead = record->weak.expired();
-    if (!record->in_flight) memory = std::exchange(record->memory, c10::DataPtr());
+    if (!record->in_flight) memory = all().memory_taken_from(*record);
     if (!is_dead)
       all().insert(record);
     else if (record->in_flight)
@@ -350,6 +383,14 @@ class Records {
     if (!record.is_owner) return owned;
     record.is_owner = false;
     RecordPtr::reclaim(static_cast<Record*>(owned.release_context()));
+    if (!Slices::is_slice(record.memory)) return std::exchange(record.memory, c10::DataPtr());
+    std::lock_guard lock(all().mutex);
+    return all().memory_taken_from(record);
+  }
+
+  // Takes what a record owned. With the lock held.
+  c10::DataPtr memory_taken_from(Record& record) {
+    if (Slices::is_slice(record.memory)) slices_.remove(record.memory, record.memory_size);
     return std::exchange(record.memory, c10::DataPtr());
   }
 
@@ -362,6 +403,7 @@ class Records {
 
   ska::flat_hash_map<const c10::StorageImpl*, RecordPtr> by_storage_;  // of records that own no memory
   std::atomic<size_t> count_{0}, found_{0};  // how many there are; how many of them lived when all were looked at
+  Slices slices_;  // whose memory records own
   std::vector<RecordPtr> dying_;  // whose storages are dead, and whose memory is in flight
 };
 

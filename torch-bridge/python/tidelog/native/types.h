@@ -42,6 +42,16 @@ inline void add_records(py::module_& m) {
       .def_readonly("in_flight", &Record::in_flight)
       .def_readwrite("is_guarded", &Record::is_guarded)
       .def_readwrite("moves", &Record::moves)
+      .def_readonly("aliases", &Record::aliases)
+      .def_property(
+          "has_address", [](const Record& record) { return record.has_address; }, &Ledger::has_address)
+      .def("alias_begins", &Ledger::alias_begins)
+      .def("alias_ends", &Ledger::alias_ends)
+      .def_property(
+          "is_alone", [](const Record& record) { return record.alone_in == Records::block; },
+          [](Record& record, bool is) { record.alone_in = is ? Records::block : 0; })
+      .def_readwrite("is_unwritten", &Record::is_unwritten)
+      .def_property_readonly("is_slice", [](const Record& record) { return Slices::is_slice(record.memory); })
       .def_property("name", object_of<&Record::name>, set_object<&Record::name>)
       .def_property("parted", object_of<&Record::parted>, set_object<&Record::parted>)
       .def("describe", &Record::describe)
@@ -130,6 +140,7 @@ inline void add_ledgers(py::module_& m) {
       .def("measure_again", &Ledger::measure_again)
       .def("has_away", &Ledger::has_away)
       .def("movable", &Ledger::movable)
+      .def("look_again", &Ledger::look_again)
       .def("pin", &Ledger::pin)
       .def("unpin", &Ledger::unpin)
       .def("async_use", &Ledger::async_use)

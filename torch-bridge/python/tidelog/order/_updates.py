@@ -155,7 +155,7 @@ class Updates:
     def is_seen(self, storage: Storage) -> bool:
         """Returns whether nobody can read the storage unseen: no alias of its memory is about."""
         record = self._ledger.record_of(storage)
-        return record is not None and not record.pins and not storage._aliased and self._ledger.movable(storage)
+        return record is not None and not record.pins and not record.has_address and self._ledger.movable(storage)
 
     # -- running one --------------------------------------------------------------------------------
 
