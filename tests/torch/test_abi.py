@@ -1,5 +1,5 @@
-"""What tidelog.abi._native, _host, _seals, _kept and _mapped declare of the C ABI is what include/tidelog.h says, in both
-directions.
+"""What tidelog.abi._native, _host, _seals, _kept and _mapped declare of the C ABI is what include/tidelog.h says, in
+both directions.
 """
 
 import ctypes

@@ -38,6 +38,9 @@ pub struct Residency {
     pub(super) pending: Pending,
     /// The part of the budget that is others'.
     pub(super) for_others: u64,
+    /// Nothing has memory but what cannot leave: what had some when that began. `None`: it is not
+    /// so.
+    pub(super) paused: Option<Vec<StorageId>>,
     /// How many ops were granted: the clock of least recent use.
     pub(super) grants: u64,
     pub(super) failure: Option<TransferFailure>,
@@ -66,6 +69,7 @@ impl Residency {
             op: CurrentOp::default(),
             pending: Pending::Nothing,
             for_others: 0,
+            paused: None,
             grants: 0,
             failure: None,
             unwritable: Vec::new(),

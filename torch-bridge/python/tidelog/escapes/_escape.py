@@ -141,8 +141,9 @@ def _refused_graph(access: Access, original: Wrapper) -> Wrapper:
                 "a CUDA graph has the addresses of tensors in it, and inside an offload block these "
                 "move: a replay would read and write memory that is somebody else's by then. Run "
                 'without graphs (torch.compile: another mode than "reduce-overhead"), or keep '
-                "captures and replays outside the block."
+                "captures and replays outside the block, or in a pause of it."
             )
+        access.has_captured = True
         return original(graph, *args, **kwargs)
 
     return wrapper

@@ -1,5 +1,6 @@
-"""What the module in C++ has for Python, for who looks at types. Its headers say what each does: `ledger.h`, `records.h`,
-`step.h`, `streams.h`, `memory.h` and `module.cpp`."""
+"""What the module in C++ has for Python, for who looks at types. Its headers say what each does: `ledger.h`,
+`records.h`, `step.h`, `streams.h`, `memory.h` and `module.cpp`.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +60,7 @@ class Ledger(Protocol):
     random_state_bytes: int
     asks_device: bool
     is_in_child: bool
+    is_paused: bool
     maps_memory: bool
 
     def connect(self, access: object, when_full: Callable[[], None]) -> None: ...
@@ -76,6 +78,7 @@ class Ledger(Protocol):
     def unmovable(self) -> list[str]: ...
     def discard(self, storage: Storage) -> None: ...
     def forget(self, record: Record) -> None: ...
+    def pause(self, on: bool) -> None: ...  # whoever touches what is out learns that it is so
 
     # -- where storages are, and which of them stay there
 
@@ -182,6 +185,7 @@ class Module(Protocol):
         waiting: list[object],
     ) -> None: ...
     def close(self) -> None: ...
+    def suspend(self, on: bool) -> None: ...  # from here on ops are nobody's, until the opposite
     def connect(
         self,
         session: object,

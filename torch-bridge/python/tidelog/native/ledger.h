@@ -108,6 +108,18 @@ class Ledger {
     record.state = SETTLED;
   }
 
+  // From here on nothing comes back until the opposite: whoever touches what is out learns why.
+  void pause(bool on) {
+    is_paused = on;
+    for (const RecordPtr& each : all()) {
+      if (c10::Storage storage = each->storage(); !storage || !each->is_away()) continue;
+      if (on || each->is_guarded)
+        Guard::set(*each->impl, each->guard_text());
+      else
+        Guard::lift(*each->impl);
+    }
+  }
+
   // With the lock of `Records` held.
   void died(Record& record) {
     counted -= record.counted();
@@ -386,6 +398,7 @@ class Ledger {
   bool asks_device = false;  // also of plain memory on the host: it may be locked by CUDA
   bool maps_memory = false;  // what comes back has memory of Python's (`_mapped.py`), not of torch's
   bool is_performing = false;  // the session calls back
+  bool is_paused = false;      // nothing comes back before the program says so
   bool is_in_child = false;    // this is a child of a fork: the session is its parent's
 
   // Python's: the device, what reaches storages for other blocks and threads, and what is called where a birth exceeds
@@ -546,6 +559,9 @@ inline void Records::died(Record& record) {
 }
 
 inline std::string Record::guard_text() const {
+  if (ledger != nullptr && ledger->is_paused)
+    return "tidelog: tensor " + describe() + " is " + ledger->outside +
+           ", as the offload block is paused: call resume() on the block's object before it is used.";
   return "tidelog: tensor " + describe() + " is " + (ledger != nullptr ? ledger->outside : "on NVMe") +
          ", and this access did not go through the offload block (a thread that is older than it, a raw kernel, or "
          "after the block). "
