@@ -964,8 +964,8 @@ int32_t tide_session_evict(uint64_t session, uint32_t storage);
 /**
  * Moves out all that can leave memory, for a program that leaves the device to others for a while;
  * ready when it is out. Nothing comes back, and no op or step begins, before `tide_session_go_on`.
- * An op that ran has ended. Refused where a storage that could leave is pinned or in asynchronous
- * use, and (`TIDE_BUSY`) inside another op; what is not the caller's to move stays. The session's
+ * An op that ran has ended. What is pinned stays. Refused where a storage that could leave is in
+ * asynchronous use, and (`TIDE_BUSY`) inside another op. The session's
  * buffers in host memory are given back, too, where no GPU and no device has them locked. Where it
  * fails, or the caller gives up waiting, call `tide_session_go_on`.
  *
@@ -1220,8 +1220,9 @@ int32_t tide_session_learn_again(uint64_t session);
  * Gives a session callbacks, or with null takes them from it. With them, each function of the
  * session that returns `TIDE_ACTION` or `TIDE_WAITING` without them performs all requests and
  * waits itself, and returns `TIDE_READY` or an error: `tide_session_op_begin`, `_op_end`, `_step`,
- * `_settle`, `_evict`, `_pause`, `_go_on`, `_resume`, `_resume_or_refuse` and `_wait`. `tide_session_nest` returns at
- * once all the same. No lock of the library is held while a callback runs.
+ * `_settle`, `_evict`, `_pause`, `_go_on`, `_resume`, `_resume_or_refuse` and `_wait`.
+ * `tide_session_nest` returns at once all the same. No lock of the library is held while a
+ * callback runs.
  *
  * One thread at a time may call these functions: another one gets `TIDE_BUSY`. So does a callback
  * that calls one of them without `tide_session_nest`.

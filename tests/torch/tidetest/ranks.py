@@ -399,7 +399,7 @@ PROGRAMS = {
         collectives,
         collectives_waited_for_elsewhere,
     ),
-    4: (ddp, fsdp, tensor_parallel_and_fsdp, pipeline_1f1b, collectives),
+    4: (ddp, fsdp, fsdp_with_pauses, tensor_parallel_and_fsdp, pipeline_1f1b, collectives),
 }
 
 
