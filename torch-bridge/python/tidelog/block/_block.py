@@ -25,6 +25,7 @@ from tidelog.block._pause import Pauses
 from tidelog.block._ranks import Ranks
 from tidelog.block._refusals import Refusals
 from tidelog.block._restoring import Restoring
+from tidelog.block._what import ActivationsAlone
 from tidelog.checkpoints import _checkpoint
 from tidelog.checkpoints._async_saves import Saves
 from tidelog.checkpoints._resume import Resumed
@@ -59,6 +60,7 @@ _PLAN_POLL_SECONDS = 0.001
 
 RecomputeName: TypeAlias = Literal["own", "best"]
 PartsName: TypeAlias = Literal["whole", "best"]
+WhatName: TypeAlias = Literal["all", "activations"]
 UpdatesName: TypeAlias = Literal["own", "lazy", "early"]
 _UPDATES: dict[UpdatesName, type[Updates]] = {"own": Updates, "lazy": LazyUpdates, "early": EarlyUpdates}
 
@@ -82,6 +84,7 @@ class Settings:
     recompute: RecomputeName
     blocks: CallsSeen | CallsOfClasses | None  # of blocks, which may run again
     parts: PartsName
+    what: WhatName
     resume: str | None
     together: Together | None  # how, where it is with the other ranks
     report: StrPath | None
@@ -140,6 +143,10 @@ class Tide:
                 NamedBlocks(regions, settings.blocks) if settings.blocks is not None else CheckpointedRegions(regions)
             )
             self._recompute = Recompute(choosable, self.steps, session, why_never, self.steps.notices.append)
+        access = self.access
+        self._alone = (
+            ActivationsAlone(ledger, access.is_live, access.is_elsewhere) if settings.what == "activations" else None
+        )
         self._names = Names(lambda: (model, optimizer), ledger, session)
         self._is_named = model is not None or optimizer is not None
         # Steps of a loop that does not mark them.
@@ -197,6 +204,8 @@ class Tide:
             self._at_work.enter_context(self.device.at_work())
             self.access.is_open = True
             before = _heap.anonymous_bytes()
+            if self._alone is not None:
+                self._alone.before_what_lives()
             self._adopt_what_lives()
             self._names.name_all()
             base = before - sum(record.size for record in ledger.all())
@@ -212,6 +221,9 @@ class Tide:
                 self._open_kernels()
                 if self._moves_updates:
                     self.updates.begin()
+                if self._alone is not None:
+                    self._at_work.callback(self._alone.end)
+                    self._alone.begin()
                 if self._recompute is not None:
                     self._at_work.callback(self._recompute.close)
                     self._recompute.begin()
@@ -348,6 +360,8 @@ class Tide:
         self._open_kernels()
         if self._recompute is not None:
             native().observe(self._recompute.begin_step())
+        if self._alone is not None:
+            self._alone.begin_step()
         steps.begin()
         completed = False
         try:

@@ -57,6 +57,7 @@ class Ledger(Protocol):
     expects_buckets: bool
     newborn_is_guarded: bool
     newborn_moves: bool
+    backward_moves: bool
     random_state_bytes: int
     asks_device: bool
     is_in_child: bool

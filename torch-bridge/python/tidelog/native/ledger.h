@@ -4,6 +4,7 @@
 // All is called with Python's lock held, but for what a storage's death does.
 #pragma once
 
+#include <torch/csrc/autograd/graph_task.h>
 #include <unistd.h>
 
 #include <unordered_map>
@@ -394,6 +395,7 @@ class Ledger {
   bool quiet = false;  // nothing is out, on its way or copied, and there is room: ops need not be looked at
   bool expects_buckets = false;  // whether there is a reducer of DDP
   bool newborn_is_guarded = true, newborn_moves = true;  // see `Record`
+  bool backward_moves = true;  // the same of what a backward pass makes
   int64_t random_state_bytes = 0;  // `Generator.set_state` reads the host's in C++, where nobody sees that: it stays
   bool asks_device = false;  // also of plain memory on the host: it may be locked by CUDA
   bool maps_memory = false;  // what comes back has memory of Python's (`_mapped.py`), not of torch's
@@ -479,7 +481,7 @@ class Ledger {
     record.number = -1;
     record.is_reported = false;
     record.is_guarded = newborn_is_guarded;
-    record.moves = newborn_moves;
+    record.moves = newborn_moves && (backward_moves || torch::autograd::get_current_graph_task_id() == -1);
     record.pins = record.addresses_end = record.async_uses = 0;
     record.uses.clear();
     record.previous = list_.previous;

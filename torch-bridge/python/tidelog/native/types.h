@@ -168,6 +168,7 @@ inline void add_ledgers(py::module_& m) {
       .def_readwrite("expects_buckets", &Ledger::expects_buckets)
       .def_readwrite("newborn_is_guarded", &Ledger::newborn_is_guarded)
       .def_readwrite("newborn_moves", &Ledger::newborn_moves)
+      .def_readwrite("backward_moves", &Ledger::backward_moves)
       .def_readwrite("random_state_bytes", &Ledger::random_state_bytes)
       .def_readwrite("asks_device", &Ledger::asks_device)
       .def_readwrite("is_in_child", &Ledger::is_in_child)

@@ -51,7 +51,7 @@ function _shtab_tidelog_using
 end
 
 set -g _shtab_tidelog_commands run fit completions
-set -g _shtab_tidelog_opts_with_value --blocks --data-path --device --drive --drives --gpu --host-memory --memory --micro-batch --micro-batches --mode --output --parts --policy --pool --pool-size --precision --read --recompute --report --sequence --share --staging --stats --trace --updates --write
+set -g _shtab_tidelog_opts_with_value --blocks --data-path --device --drive --drives --gpu --host-memory --memory --micro-batch --micro-batches --mode --output --parts --policy --pool --pool-size --precision --read --recompute --report --sequence --share --staging --stats --trace --updates --what --write
 
 complete -c tidelog -e
 complete -c tidelog -f
@@ -66,6 +66,7 @@ complete -c tidelog -n '_shtab_tidelog_using run' -l host-memory -x -d 'for a GP
 complete -c tidelog -n '_shtab_tidelog_using run' -l device -x -d 'whose memory the budget is of'
 complete -c tidelog -n '_shtab_tidelog_using run' -l mode -xka "auto reactive" -d '"auto" learns a step, then plans its migrations; "reactive" only reacts.'
 complete -c tidelog -n '_shtab_tidelog_using run' -l policy -xka "auto algorithm1 tidelog" -d 'who plans'
+complete -c tidelog -n '_shtab_tidelog_using run' -l what -xka "all activations" -d 'what moves'
 complete -c tidelog -n '_shtab_tidelog_using run' -l updates -xka "own lazy early" -d 'when parameters are updated'
 complete -c tidelog -n '_shtab_tidelog_using run' -l recompute -xka "own best" -d 'what a program with torch.utils.checkpoint computes again in the backward pass'
 complete -c tidelog -n '_shtab_tidelog_using run' -l blocks -x -d 'for `recompute="best"` where the program has nothing under torch.utils.checkpoint'
