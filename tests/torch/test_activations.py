@@ -115,7 +115,7 @@ def test_a_budget_that_does_not_hold_what_stays_is_refused_by_its_name(pool):
     training = Training()
     options = {**OPTIONS, "memory": STAYS // 2 + STAGING}
     with (
-        pytest.raises(tidelog.BudgetError, match="not movable"),
+        pytest.raises(tidelog.BudgetError, match='what="activations" leaves it'),
         tidelog.offload(training.model, training.optimizer, pool=pool, **options),
     ):
         training.step()
