@@ -2,8 +2,8 @@
 
     python benches/moves.py [--rounds 200] [--device fake] [--output json]
 
-Nothing is copied: a stub stands in the library's place and calls back. With `--device fake` the memory is a GPU's: the tests' fake CUDA, whose streams and
-events are real calls of a library in C.
+Nothing is copied: a stub stands in the library's place and calls back. With `--device fake` the memory is a GPU's: the
+tests' fake CUDA, whose streams and events are real calls of a library in C.
 """
 
 import argparse

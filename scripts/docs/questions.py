@@ -3,9 +3,9 @@
 
     scripts/docs/questions.py    a part of `make docs`
 
-Each question names a page with a heading, and words of its answer. Links lead from the README to that page, over at most
-one other page, and the words are under the heading. Prints a line for each question that is not answered, and ends with
-1 where there is any.
+Each question names a page with a heading, and words of its answer. Links lead from the README to that page, over at
+most one other page, and the words are under the heading. Prints a line for each question that is not answered, and ends
+with 1 where there is any.
 """
 
 import posixpath
@@ -116,7 +116,8 @@ def targets(path, text):
 
 
 def section(text, heading):
-    """Returns the text under a heading, up to the next one of its level or above; None where there is no such heading."""
+    """Returns the text under a heading, up to the next one of its level or above; None where there is no such heading.
+    """
     found = re.search(rf"^(#+) {re.escape(heading)}$", text, re.MULTILINE)
     if not found:
         return None

@@ -44,8 +44,8 @@ def on_files(files, config):
 
 @event_priority(-200)  # behind the plugins that write the index of the search
 def on_post_build(config):
-    """Looks at the site as a browser does: each link leads to a file of it, no page loads anything from the net, and the
-    search has what it needs where the site is read from a folder.
+    """Looks at the site as a browser does: each link leads to a file of it, no page loads anything from the net, and
+    the search has what it needs where the site is read from a folder.
     """
     site, wrong = Path(config.site_dir), []
     if not (site / "search" / "search_index.js").is_file():

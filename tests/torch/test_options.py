@@ -18,6 +18,7 @@ DEFAULTS = {
     "device": "auto",
     "mode": "auto",
     "policy": "auto",
+    "what": "all",
     "updates": "own",
     "recompute": "own",
     "blocks": None,

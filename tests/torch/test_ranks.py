@@ -52,9 +52,10 @@ rank_updates.main(*sys.argv[1:])
 """
 
 
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("part", range(2))
-def test_programs_with_updates_at_other_times_have_the_same_bits(tmp_path, mode, part):
-    started = [process.start(UPDATES, rank, 2, tmp_path, mode, part, 2) for rank in range(2)]
+def test_programs_with_updates_at_other_times_have_the_same_bits(tmp_path, mode, part, size):
+    started = [process.start(UPDATES, rank, size, tmp_path, mode, part, 2) for rank in range(size)]
     for ended in process.finish_all(started):
         process.assert_done(ended)
 

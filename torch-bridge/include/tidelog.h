@@ -966,6 +966,27 @@ int32_t tide_session_async_use(uint64_t session, uint32_t storage, int32_t on);
 int32_t tide_session_evict(uint64_t session, uint32_t storage);
 
 /**
+ * Moves out all that can leave memory, for a program that leaves the device to others for a while;
+ * ready when it is out. Nothing comes back, and no op or step begins, before `tide_session_go_on`.
+ * An op that ran has ended. What is pinned stays. Refused where a storage that could leave is in
+ * asynchronous use, and (`TIDE_BUSY`) inside another op. The session's
+ * buffers in host memory are given back, too, where no GPU and no device has them locked. Where it
+ * fails, or the caller gives up waiting, call `tide_session_go_on`.
+ *
+ * What a pause takes and moves counts to no step; births, deaths, statistics and the end of a step
+ * may be reported in one.
+ */
+int32_t tide_session_pause(uint64_t session);
+
+/**
+ * Ends a pause. `at_once` non-zero: ready when what left by it is back, as far as the budget has
+ * room beside what was born since; where there is no memory for it, an error says so, and the
+ * session goes on with what came. Zero: it comes back as ops need it. Where there is no pause,
+ * nothing happens but what `tide_session_settle` does.
+ */
+int32_t tide_session_go_on(uint64_t session, int32_t at_once);
+
+/**
  * Marks a step: 1 begins, 0 ends one that is complete, 2 ends one that an exception cut short.
  */
 int32_t tide_session_step(uint64_t session, int32_t mark);
@@ -1203,8 +1224,9 @@ int32_t tide_session_learn_again(uint64_t session);
  * Gives a session callbacks, or with null takes them from it. With them, each function of the
  * session that returns `TIDE_ACTION` or `TIDE_WAITING` without them performs all requests and
  * waits itself, and returns `TIDE_READY` or an error: `tide_session_op_begin`, `_op_end`, `_step`,
- * `_settle`, `_evict`, `_resume`, `_resume_or_refuse` and `_wait`. `tide_session_nest` returns at
- * once all the same. No lock of the library is held while a callback runs.
+ * `_settle`, `_evict`, `_pause`, `_go_on`, `_resume`, `_resume_or_refuse` and `_wait`.
+ * `tide_session_nest` returns at once all the same. No lock of the library is held while a
+ * callback runs.
  *
  * One thread at a time may call these functions: another one gets `TIDE_BUSY`. So does a callback
  * that calls one of them without `tide_session_nest`.

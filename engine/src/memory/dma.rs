@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use memmap2::{Advice, MmapMut, MmapOptions};
+use memmap2::{Advice, MmapMut, MmapOptions, UncheckedAdvice};
 
 use super::runs::FreeRuns;
 use super::{ALIGNMENT, process};
@@ -143,6 +143,17 @@ impl DmaPool {
         &self.region.why
     }
 
+    /// Returns the bytes of the pool that have pages.
+    #[cfg(test)]
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        let (base, length) = self.span();
+        let mut pages = vec![0_u8; length / ALIGNMENT];
+        // SAFETY: the mapping is alive, and there is a byte for each of its pages.
+        let code = unsafe { libc::mincore(base.cast(), length, pages.as_mut_ptr()) };
+        assert_eq!(code, 0, "{}", std::io::Error::last_os_error());
+        pages.iter().filter(|&&page| page & 1 != 0).count() as u64 * ALIGNMENT as u64
+    }
+
     /// The address and length of the mapping, for a data path that registers it.
     pub fn span(&self) -> (*mut u8, usize) {
         (self.region.base.as_ptr(), self.region.length)
@@ -197,7 +208,7 @@ fn map(bytes: ByteCount, want_huge: bool) -> Result<(MmapMut, Backing, String), 
 /// Origin of a region's memory, and with it how the memory is freed.
 enum Mapping {
     /// Unmapped when it is dropped.
-    Ours(#[expect(dead_code, reason = "it is kept for its drop")] MmapMut),
+    Ours(MmapMut),
     #[cfg(any(test, feature = "spdk"))]
     Lent(NonNull<u8>, fn(NonNull<u8>)),
 }
@@ -266,6 +277,18 @@ impl DmaBuffer {
         assert!(Arc::ptr_eq(&self.region, &next.region) && adjacent, "not split off here");
         // Nothing is left for `next` to give back when it is dropped.
         self.length += std::mem::take(&mut next.length);
+    }
+
+    /// Gives the buffer's pages back to the kernel, where that takes them (of reserved huge pages
+    /// whole ones alone). The bytes are lost.
+    pub(crate) fn decommit(&mut self) {
+        if let Some(Mapping::Ours(mapping)) = &self.region.mapping {
+            // SAFETY: the range is this buffer's alone, which nobody has a view of; pages of a
+            // private anonymous mapping read as zeroes when they are touched again.
+            let _ = unsafe {
+                mapping.unchecked_advise_range(UncheckedAdvice::DontNeed, self.start, self.length)
+            };
+        }
     }
 
     /// Returns the address of the buffer, for the submission queue entry of a data path.

@@ -90,6 +90,11 @@ unsafe impl<P: DataPath + ?Sized> DataPath for Checked<P> {
         self.path.register(region);
     }
 
+    fn unregister(&mut self) -> bool {
+        assert_eq!(self.path.in_flight(), 0, "memory is let go of that a device may touch");
+        self.path.unregister()
+    }
+
     fn register_peer(&mut self, region: &PeerRegion) -> Result<PeerReach, PeerUnreachable> {
         self.path.register_peer(region)
     }

@@ -204,6 +204,12 @@ pub unsafe trait DataPath {
     /// on without, and [`Capabilities::registered_buffers`] says why.
     fn register(&mut self, region: &DmaPool);
 
+    /// Lets go of the memory that was registered, while nothing is in flight. `false`: devices may
+    /// reach it until the path is dropped.
+    fn unregister(&mut self) -> bool {
+        false
+    }
+
     /// Lets operations name buffers of this device memory (peer DMA), until the path is dropped.
     /// Returns how the controllers reach it.
     ///

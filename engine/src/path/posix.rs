@@ -104,6 +104,10 @@ unsafe impl DataPath for PosixPath {
 
     fn register(&mut self, _region: &DmaPool) {}
 
+    fn unregister(&mut self) -> bool {
+        true
+    }
+
     fn submit(&mut self, operation: Operation) -> Result<(), Refused> {
         if let Err(reason) = self.gate.admit(&self.capabilities, &operation) {
             return Err(Refused { reason, operation });

@@ -318,6 +318,14 @@ impl Pool {
         })
     }
 
+    /// Gives the pages of staging memory back to the kernel until something is moved again.
+    /// `false`: not all of them; something moves, a device or a GPU has them locked, or the pool is
+    /// closed.
+    pub fn release_staging(&self) -> bool {
+        let reactor = self.reactor().ok();
+        reactor.as_ref().and_then(|it| it.as_ref()).is_some_and(Reactor::release_staging)
+    }
+
     /// Begins a batch of durable changes.
     pub fn batch(&self) -> Batch {
         Batch::new(self.clone())

@@ -21,6 +21,11 @@ impl Chunks {
         Self { free, shares }
     }
 
+    /// The pages of those that are free go back to the kernel. No device may reach them.
+    pub(super) fn decommit(&mut self) {
+        self.free.iter_mut().for_each(DmaBuffer::decommit);
+    }
+
     /// Returns whether devices that do not answer have kept all of them.
     pub(super) fn are_gone(&self) -> bool {
         self.shares.total() == 0

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Deref;
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
@@ -28,6 +29,8 @@ pub(super) enum ReactorMessage {
     Begin(Box<Active>),
     Cancel(u64),
     Expedite(u64),
+    /// The pages of staging memory are to go back to the kernel. Answered: whether they have.
+    ReleaseStaging(SyncSender<bool>),
 }
 
 /// Mailbox for commands of other threads.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::active::{Job, Order};
 use super::completion::Notify;
 use super::finish::Finish;
+use super::mailbox::ReactorMessage;
 use super::options::{ControlError, DrainError, ReactorOptions, StartError, SubmitError};
 use super::stats::{DeviceCounters, ReactorStats};
 use super::subject::Subject;
@@ -25,7 +26,7 @@ pub struct Reactor {
     thread: Option<JoinHandle<usize>>,
     base: ReactorStats,
     counters: Arc<[DeviceCounters]>,
-    memory: DmaPool,
+    pub(super) memory: DmaPool,
     readers: Vec<Reactor>,
 }
 
@@ -265,6 +266,20 @@ impl Reactor {
     /// moved at the end. Any other reactor moves by itself.
     pub fn step(&self, rounds: u64) -> bool {
         self.submitter.mailbox.step_token().is_none_or(|step_token| step_token.grant(rounds, None))
+    }
+
+    /// Gives the pages of staging memory back to the kernel until the next transfer. `false`: not
+    /// all of them, as something moves, or a device or a GPU has them locked.
+    pub fn release_staging(&self) -> bool {
+        let mailbox = &self.submitter.mailbox;
+        if mailbox.step_token().is_some() {
+            return false;
+        }
+        let (answer, released) = mpsc::sync_channel(1);
+        mailbox.send(ReactorMessage::ReleaseStaging(answer));
+        let here = released.recv().unwrap_or(false);
+        let elsewhere: Vec<bool> = self.readers.iter().map(Self::release_staging).collect();
+        here && elsewhere.into_iter().all(|each| each)
     }
 
     /// Ends the reactor at this time, or before: what is in flight then ends as stopped, and

@@ -61,6 +61,10 @@ pub(super) struct Worker {
     /// Pieces that are read once more.
     again: VecDeque<(PieceInFlight, Action)>,
     chunks: Chunks,
+    /// Memory of the chunks.
+    memory: DmaPool,
+    /// The memory's pages have gone back to the kernel; it is registered again when it is needed.
+    rests: bool,
     completions: Vec<Completion>,
     counters: Arc<[DeviceCounters]>,
     start: Instant,
@@ -141,6 +145,8 @@ impl Worker {
             unchecked: VecDeque::with_capacity(depth as usize),
             again: VecDeque::new(),
             chunks: Chunks::new(chunks, devices),
+            memory: memory.clone(),
+            rests: false,
             completions: Vec::with_capacity(depth as usize),
             counters: Arc::clone(&counters),
             start,
@@ -237,11 +243,31 @@ impl Worker {
                         self.queues.expedite(id);
                     }
                 }
+                ReactorMessage::ReleaseStaging(answer) => {
+                    let released = self.release_staging();
+                    // Who does not listen need not know.
+                    let _ = answer.try_send(released);
+                }
             }
         }
     }
 
+    /// Gives the pages of staging memory back until the next transfer, where nothing moves and
+    /// nobody has them locked.
+    fn release_staging(&mut self) -> bool {
+        let is_idle = self.transfers.is_empty() && self.path.in_flight() == 0;
+        if self.options.gpu.is_some() || !is_idle || !self.path.unregister() {
+            return false;
+        }
+        self.rests = true;
+        self.chunks.decommit();
+        true
+    }
+
     fn admit(&mut self, mut active: Box<Active>) {
+        if std::mem::take(&mut self.rests) {
+            self.path.register(&self.memory);
+        }
         if !active.has_more() {
             active.conclude();
             return self.ended.push_back(active);

@@ -40,11 +40,14 @@ impl HostCopies {
 impl Residency {
     /// Returns the tier for `size` bytes that no plan sends: to host memory, which is nearer. While
     /// a schedule is followed as much of that memory is left to its moves as they can ever take:
-    /// they count on it.
+    /// they count on it. While it is paused nothing moves by a schedule.
     pub(super) fn unplanned_target(&self, size: u64) -> Target {
         let Some(follow) = self.follow.as_ref().filter(|follow| follow.in_sync()) else {
             return Target::Host;
         };
+        if self.is_paused() {
+            return Target::Host;
+        }
         let taken = self.sums.hosted - self.sums.spare + size;
         let fits = taken.saturating_add(follow.host_bytes()) <= self.config.host_memory.0;
         if fits { Target::Host } else { Target::Ssd }

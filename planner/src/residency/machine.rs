@@ -39,6 +39,9 @@ pub struct Residency {
     pub(super) pending: Pending,
     /// The part of the budget that is others'.
     pub(super) for_others: u64,
+    /// Storages that had memory when a pause began, in which only what cannot leave has some.
+    /// `None`: there is no pause.
+    pub(super) paused: Option<Vec<StorageId>>,
     /// Number of ops that were granted: the clock of least recent use.
     pub(super) grants: u64,
     pub(super) failure: Option<TransferFailure>,
@@ -67,6 +70,7 @@ impl Residency {
             op: CurrentOp::default(),
             pending: Pending::Nothing,
             for_others: 0,
+            paused: None,
             grants: 0,
             failure: None,
             unwritable: Vec::new(),

@@ -42,6 +42,7 @@ mod host;
 mod lookahead;
 mod machine;
 mod op;
+mod pause;
 mod query;
 mod refusal;
 mod room;

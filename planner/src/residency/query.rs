@@ -14,8 +14,12 @@ impl Residency {
         self.config.budget
     }
 
-    /// The part of the budget that storages may take: all but staging, and what is others'.
+    /// The part of the budget that storages may take: all but staging, and what is others'. While
+    /// it is paused, what cannot leave.
     pub fn limit(&self) -> Bytes {
+        if self.paused.is_some() {
+            return Bytes(self.sums.fixed);
+        }
         let others = self.config.staging.0.saturating_add(self.for_others);
         Bytes(self.config.budget.0.saturating_sub(others))
     }
@@ -73,6 +77,11 @@ impl Residency {
     /// Bytes that could leave memory, were it not for asynchronous uses.
     pub fn async_used(&self) -> Bytes {
         Bytes(self.sums.async_used)
+    }
+
+    /// Returns whether nothing has memory but what cannot leave: see [`Self::pause`].
+    pub fn is_paused(&self) -> bool {
+        self.paused.is_some()
     }
 
     /// Returns the number of transfers in flight.

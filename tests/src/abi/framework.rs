@@ -653,6 +653,27 @@ impl Framework {
         assert!(matches!(status, TIDE_READY | TIDE_INVALID_ARGUMENT), "{}", last_error());
     }
 
+    /// Has all leave that can, and go on.
+    pub fn pause(&mut self, at_once: bool) {
+        self.sync();
+        let status = self.call(|session| tide_session_pause(session));
+        let status = self.drive(status);
+        let is_usual =
+            [TIDE_READY, TIDE_INVALID_ARGUMENT, TIDE_INTERRUPTED, TIDE_BUSY].contains(&status);
+        assert!(is_usual, "{status}: {}", last_error());
+        if status == TIDE_READY {
+            let here = self.storages.values().filter(|it| it.memory.is_some() && it.size > 0);
+            let here = here.count();
+            assert!(here == 0 || self.manners.refused > 0, "{here} storages stay in a pause");
+            let began = self.call(|session| tide_session_step(session, 1));
+            assert_eq!(began, TIDE_INVALID_ARGUMENT, "a step begins in a pause");
+        }
+        let status = self.call(|session| tide_session_go_on(session, i32::from(at_once)));
+        let status = self.drive(status);
+        let may_fail = self.manners.refused > 0 || status == TIDE_INTERRUPTED;
+        assert!(status == TIDE_READY || may_fail, "{status}: {}", last_error());
+    }
+
     /// Writes a storage without an op, if it is in memory and nothing moves it.
     pub fn write_beside(&mut self, number: u32) {
         self.sync();

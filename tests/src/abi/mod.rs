@@ -66,6 +66,8 @@ pub fn statuses_of_a_stale(handle: u64) -> Vec<i32> {
             tide_session_pin(handle, 0, 1),
             tide_session_async_use(handle, 0, 1),
             tide_session_evict(handle, 0),
+            tide_session_pause(handle),
+            tide_session_go_on(handle, 1),
             tide_session_step(handle, 1),
             tide_session_op_begin(handle, 0, 0, null(), null(), 1, 0),
             tide_session_op_end(handle),

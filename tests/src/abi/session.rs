@@ -99,6 +99,7 @@ pub fn walk_session(
             94..96 => {
                 assert!(framework.stats()["resident_bytes"].is_u64());
             }
+            97 if choices.percent(40) => framework.pause(choices.percent(50)),
             96..98 => {
                 framework.sync();
                 let status = framework.call(|session| tide_session_settle(session));

@@ -132,6 +132,7 @@ class Allocating(Beneath):
         self._is_giving = False
         self._calls = _ASKS(self._ask), _HEARS(self._give), _HEARS(self._take_back)
         give = native().give
+        monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", self._clear_workspace, raising=False)
 
         def giving(storage, size, message):
             self._is_giving = True
@@ -167,6 +168,11 @@ class Allocating(Beneath):
         block = self._blocks.pop(address, None)
         if block is not None:
             self.pool.free(block)
+
+    def _clear_workspace(self):
+        if self._workspace is not None:
+            self.pool.free(self._workspace)
+            self._workspace = None
 
     def handle(self, func, args, kwargs, run):
         if self._workspace is None and str(func).startswith(_PRODUCTS):

@@ -9,6 +9,7 @@ def awaited(end_step):
     @functools.wraps(end_step)
     def end_and_wait(tide, *arguments):
         end_step(tide, *arguments)
-        tide.await_plan()
+        if not tide.is_paused:
+            tide.await_plan()
 
     return end_and_wait

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import io
 import os
+import random
 import threading
 import time
 import warnings
@@ -84,6 +85,42 @@ def whole(model):
         name: frozen(value.full_tensor() if hasattr(value, "full_tensor") else value)
         for name, value in model.state_dict().items()
     }
+
+
+def pausing(run, model):
+    """Each rank pauses at points of its own, between the collectives of a step. A collective in a pause is an error."""
+    points, calls = random.Random(run.rank), []
+
+    def forward(batch):
+        loss = model(batch)
+        calls.append(None)
+        if run.tide is not None and (len(calls) == 1 or points.random() < 0.6):
+            with run.tide.paused(at_once=points.random() < 0.5):
+                if len(calls) == 1:  # all ranks: one that waits for others would wait for good
+                    refused(lambda: dist.all_reduce(local(next(model.parameters()))))
+                refused(lambda: local(next(model.parameters())) + 1)
+        return loss
+
+    def refused(touch):
+        try:
+            touch()
+        except RuntimeError as error:
+            assert "call resume() on the block's object" in str(error), error
+        else:
+            raise AssertionError("a touch in a pause is no error")
+
+    def local(parameter):
+        return getattr(parameter, "_local_tensor", parameter).detach()
+
+    return run.train(model, forward=forward)
+
+
+def ddp_with_pauses(run):
+    return pausing(run, DistributedDataParallel(layers(), bucket_cap_mb=0.2))
+
+
+def fsdp_with_pauses(run):
+    return pausing(run, sharded())
 
 
 # -- data parallel ----------------------------------------------------------------------------------------------------
@@ -347,7 +384,9 @@ PROGRAMS = {
         ddp_with_a_static_graph,
         ddp_with_accumulation,
         ddp_with_uneven_inputs,
+        ddp_with_pauses,
         fsdp,
+        fsdp_with_pauses,
         fsdp_without_resharding,
         fsdp_in_mixed_precision,
         fsdp_beside_its_own_offloading,
@@ -360,7 +399,7 @@ PROGRAMS = {
         collectives,
         collectives_waited_for_elsewhere,
     ),
-    4: (ddp, fsdp, tensor_parallel_and_fsdp, pipeline_1f1b, collectives),
+    4: (ddp, fsdp, fsdp_with_pauses, tensor_parallel_and_fsdp, pipeline_1f1b, collectives),
 }
 
 

@@ -32,6 +32,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[torc
         device=torch.device("cuda"),
         mode="auto",
         policy="tidelog",
+        what="all",
         updates="lazy",
         recompute="own",
         parts="whole",
@@ -76,6 +77,17 @@ def look(tide: Tide, tensor: torch.Tensor) -> float:
     if tide.phase == "planned" and stats["data_path"] == "uring":
         print(open(report).read(), moved, replans, stats["machine"]["ssd"]["read"]["from"])
     return last.get("seconds", 0.0) + last["stall_seconds"] + expected
+
+
+def give_way(tide: Tide) -> int:
+    tide.pause()
+    try:
+        tide.checkpoint("step-2")
+    except tidelog.PausedError:
+        tide.resume(at_once=False)
+    with tide.paused(at_once=True):
+        print(tide.is_paused)
+    return tide.stats()["pauses"]["bytes_out"]
 
 
 def ask() -> float | None:

@@ -34,6 +34,10 @@ class ForkedError(Error):
     """The offload block belongs to the parent process; a forked child cannot move tensors."""
 
 
+class PausedError(Error):
+    """The offload block is paused: what it moves is out until `tide.resume()`."""
+
+
 class PinnedError(Error):
     """The tensor's memory has an alias that Tidelog cannot see (numpy, DLPack, a raw pointer)."""
 

@@ -10,7 +10,7 @@ from tidelog import _devices
 from tidelog._errors import BudgetError, Error
 from tidelog._options import Option, Size, declared, one_of, size, whole_number
 from tidelog.abi._native import Policy, SessionOptions
-from tidelog.block._block import PartsName, RecomputeName, Settings, Tide, UpdatesName
+from tidelog.block._block import PartsName, RecomputeName, Settings, Tide, UpdatesName, WhatName
 from tidelog.block._names import Together
 from tidelog.block._ranks import go_on_together, local_rank, local_world_size
 from tidelog.memory import _device, _limits
@@ -105,6 +105,14 @@ def offload(
             one_of(*get_args(PolicyName)),
         ),
     ] = "auto",
+    what: Annotated[
+        WhatName,
+        Option(
+            'what moves: "all", or "activations" alone: what forward passes save for the backward pass. Parameters, '
+            "gradients and optimizer state stay in memory then, and the budget must hold them.",
+            one_of(*get_args(WhatName)),
+        ),
+    ] = "all",
     updates: Annotated[
         UpdatesName,
         Option(
@@ -229,6 +237,8 @@ def offload(
         raise Error(f"resume={resume!r} needs the model that is to go on: pass it, and its optimizer.")
     if blocks is not None and recompute != "best":
         raise Error(f'blocks= is for recompute="best", and recompute={recompute!r}.')
+    if what == "activations":
+        _refuse_beside_activations(updates, parts)
     if share is None:
         share = local_rank()
     devices = _devices.listed(pool)
@@ -261,12 +271,23 @@ def offload(
         recompute=recompute,
         blocks=_calls_of(model, blocks) if blocks is not None else None,
         parts=parts,
+        what=what,
         resume=resume,
         together=together,
         report=report,
         session=session,
     )
     return Tide(model, optimizer, settings)
+
+
+def _refuse_beside_activations(updates: UpdatesName, parts: PartsName) -> None:
+    """Refuses options that are of no use where optimizer state stays."""
+    for name, value, why in (
+        ("updates", updates != "own" and updates, "the state of optimizers stays in memory"),
+        ("parts", parts != "whole" and parts, "what has parts lives on from step to step, and stays in memory"),
+    ):
+        if value:
+            raise Error(f'{name}={value!r} is of no use with what="activations": {why}. Leave it out.')
 
 
 def _budget(

@@ -204,8 +204,9 @@ fn check(name: &str, status: Option<i32>) -> Result<(), Failure> {
 /// Gives a session callbacks, or with null takes them from it. With them, each function of the
 /// session that returns `TIDE_ACTION` or `TIDE_WAITING` without them performs all requests and
 /// waits itself, and returns `TIDE_READY` or an error: `tide_session_op_begin`, `_op_end`, `_step`,
-/// `_settle`, `_evict`, `_resume`, `_resume_or_refuse` and `_wait`. `tide_session_nest` returns at
-/// once all the same. No lock of the library is held while a callback runs.
+/// `_settle`, `_evict`, `_pause`, `_go_on`, `_resume`, `_resume_or_refuse` and `_wait`.
+/// `tide_session_nest` returns at once all the same. No lock of the library is held while a
+/// callback runs.
 ///
 /// One thread at a time may call these functions: another one gets `TIDE_BUSY`. So does a callback
 /// that calls one of them without `tide_session_nest`.

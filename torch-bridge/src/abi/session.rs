@@ -405,6 +405,29 @@ pub extern "C" fn tide_session_evict(session: u64, storage: u32) -> i32 {
     driven(session, |session| session.evict(storage))
 }
 
+/// Moves out all that can leave memory, for a program that leaves the device to others for a while;
+/// ready when it is out. Nothing comes back, and no op or step begins, before `tide_session_go_on`.
+/// An op that ran has ended. What is pinned stays. Refused where a storage that could leave is in
+/// asynchronous use, and (`TIDE_BUSY`) inside another op. The session's
+/// buffers in host memory are given back, too, where no GPU and no device has them locked. Where it
+/// fails, or the caller gives up waiting, call `tide_session_go_on`.
+///
+/// What a pause takes and moves counts to no step; births, deaths, statistics and the end of a step
+/// may be reported in one.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_session_pause(session: u64) -> i32 {
+    driven(session, Session::pause)
+}
+
+/// Ends a pause. `at_once` non-zero: ready when what left by it is back, as far as the budget has
+/// room beside what was born since; where there is no memory for it, an error says so, and the
+/// session goes on with what came. Zero: it comes back as ops need it. Where there is no pause,
+/// nothing happens but what `tide_session_settle` does.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_session_go_on(session: u64, at_once: i32) -> i32 {
+    driven(session, |session| session.go_on_after_pause(at_once != 0))
+}
+
 /// Marks a step: 1 begins, 0 ends one that is complete, 2 ends one that an exception cut short.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_step(session: u64, mark: i32) -> i32 {

@@ -303,6 +303,42 @@ impl Executor {
         self.machine.settle()
     }
 
+    /// Has all that can leave memory; nothing comes back before `go_on_after_pause`.
+    pub(super) fn pause(&mut self) -> Result<OpProgress, EvictError> {
+        self.evicting.clear();
+        self.ops.take_held();
+        self.ops.retry_declined(&mut self.machine);
+        self.machine.pause()?;
+        self.ops.ends();
+        self.ops.unpin(&mut self.machine);
+        self.history.pause_begins(self.machine.committed());
+        Ok(self.machine.settle())
+    }
+
+    /// Ends a pause, if there is one. `at_once`: with all back that left by it and fits.
+    pub(super) fn go_on_after_pause(&mut self, at_once: bool) -> OpProgress {
+        self.evicting.clear();
+        self.ops.take_held();
+        let left = self.machine.go_on_after_pause();
+        self.history.pause_ends(self.machine.committed());
+        if !at_once {
+            return self.machine.settle();
+        }
+        let mut room = self.machine.limit().0.saturating_sub(self.machine.committed().0);
+        let mut uses = Vec::new();
+        for storage in left {
+            let out = self.machine.state(storage) == Some(Residence::Evicted);
+            let size = self.machine.size(storage).filter(|size| out && size.0 <= room);
+            if let Some(size) = size {
+                room -= size.0;
+                uses.push(OpUse { storage, modifies: false });
+            }
+        }
+        let call = OpCall { index: None, fingerprint: 0, name: "the end of a pause", needs: 0 };
+        self.ops.begins(&call, std::iter::empty());
+        self.machine.op_begin(&OpBegin { index: None, uses: &uses, needs: Bytes(0) })
+    }
+
     /// A storage has another size.
     pub(super) fn resized(&mut self, storage: StorageId, size: u64) -> Result<(), ProtocolError> {
         self.check_in_memory(storage)?;
@@ -400,6 +436,11 @@ impl Executor {
         }
         let now = Instant::now(); // ops are short: one look at the clock for all
         self.sample(now);
+        if !matches!(progress, OpProgress::Waiting)
+            && self.history.pause_goes_on(self.machine.committed())
+        {
+            self.transfers.release_staging();
+        }
         self.readiness(progress, now)
     }
 

@@ -1,5 +1,7 @@
 //! The report of a measured step.
 
+use std::time::Duration;
+
 use tidelog_engine::pool::PoolStats;
 use tidelog_gds::HostTierStats;
 use tidelog_planner::migration::Target;
@@ -7,6 +9,7 @@ use tidelog_planner::report::Report;
 use tidelog_planner::units::Bytes;
 
 use super::dispatch::Executor;
+use super::history::PauseTotals;
 use crate::pool::{data_path, staging_backing};
 
 /// The report of the last complete step, or of the one that runs where none is complete.
@@ -52,6 +55,26 @@ pub(super) fn make(
     if let Some(tier) = tier {
         add("host memory", format!("{} at most of {}", tier.peak, tier.capacity));
     }
+    let pauses = history.pauses();
+    if pauses.count > 0 {
+        add("pauses", in_words(&pauses));
+    }
     history.show(planning.planned().map(|planned| &*planned.trace), &mut report);
     report
+}
+
+/// Says how many pauses there were, what they moved, and how long that took.
+fn in_words(pauses: &PauseTotals) -> String {
+    let &PauseTotals { count, bytes_out, bytes_back, leaving_ns, paused_ns, returning_ns, .. } =
+        pauses;
+    let time = |nanoseconds| format!("{:.1?}", Duration::from_nanos(nanoseconds));
+    format!(
+        "{count}, for {} in all; {} left memory for them in {}, and {} were back at their ends, in \
+         {}. No step has a part in that",
+        time(paused_ns),
+        Bytes(bytes_out),
+        time(leaving_ns),
+        Bytes(bytes_back),
+        time(returning_ns),
+    )
 }

@@ -191,8 +191,35 @@ impl Session {
         }
     }
 
+    /// Has all that can leave memory, and what the pool's data path can spare.
+    pub(crate) fn pause(&self) -> Result<Readiness, Failure> {
+        let mut refused = None;
+        let mut executor = self.lock();
+        if executor.depth() > 0 {
+            return Err(Failure::new(
+                FailureKind::Busy,
+                "a session is not paused in the middle of an op: call tide_session_pause when it has \
+                 ended",
+            ));
+        }
+        let readiness = executor.advance(|executor| {
+            executor.pause().unwrap_or_else(|error| {
+                refused = Some(error);
+                OpProgress::Ready
+            })
+        });
+        refused.map_or(readiness, |error| Err(Failure::invalid(format!("no pause: {error}"))))
+    }
+
+    /// Ends a pause, `at_once` with what left by it.
+    pub(crate) fn go_on_after_pause(&self, at_once: bool) -> Result<Readiness, Failure> {
+        self.lock().advance(|executor| executor.go_on_after_pause(at_once))
+    }
+
     pub(crate) fn step_begin(&self) -> Result<Readiness, Failure> {
-        self.lock().advance(Executor::step_begins)
+        let mut executor = self.lock();
+        refuse_in_pause(&executor)?;
+        executor.advance(Executor::step_begins)
     }
 
     /// Ends a step, which an exception may have cut short.
@@ -276,7 +303,9 @@ impl Session {
         op: &OpCall<'_>,
         uses: impl Iterator<Item = OpUse>,
     ) -> Result<Readiness, Failure> {
-        self.lock().advance(|executor| executor.op_begins(op, uses))
+        let mut executor = self.lock();
+        refuse_in_pause(&executor)?;
+        executor.advance(|executor| executor.op_begins(op, uses))
     }
 
     pub(crate) fn op_end(&self) -> Result<Readiness, Failure> {
@@ -376,4 +405,17 @@ impl Session {
         // A panic inside a call is reported by that call; the tables behind the lock stay usable.
         self.executor.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Refuses what belongs to a step in a pause. An op inside a request of one can run when it is
+/// over.
+fn refuse_in_pause(executor: &Executor) -> Result<(), Failure> {
+    if executor.machine.is_paused() {
+        let is_inside = executor.depth() > 0;
+        return Err(Failure::new(
+            if is_inside { FailureKind::Busy } else { FailureKind::InvalidArgument },
+            "the session is paused: end that (tide_session_go_on) before the next op or step",
+        ));
+    }
+    Ok(())
 }

@@ -33,6 +33,7 @@ pub(super) fn figures(
         "clean_drops": totals.clean_drops,
         "stalls": totals.stalls,
         "stall_ns": totals.stall_ns,
+        "pauses": history.pauses(),
         "resident_bytes": machine.committed().0,
         "machine": rates(&planning.rates(machine, history), planning.links()),
         "planning": planning.is_under_way(),

@@ -125,6 +125,10 @@ unsafe impl DataPath for SimPath {
 
     fn register(&mut self, _region: &DmaPool) {}
 
+    fn unregister(&mut self) -> bool {
+        true
+    }
+
     fn register_peer(&mut self, region: &PeerRegion) -> Result<PeerReach, PeerUnreachable> {
         self.peers.register(region);
         Ok(PeerReach::BusAddresses)

@@ -132,6 +132,10 @@ unsafe impl DataPath for UringPath {
         self.capabilities.registered_buffers = self.queue.register(region, RUN_MAX);
     }
 
+    fn unregister(&mut self) -> bool {
+        self.queue.unregister()
+    }
+
     fn submit(&mut self, operation: Operation) -> Result<(), Refused> {
         if let Err(reason) = self.gate.admit(&self.capabilities, &operation) {
             return Err(Refused { reason, operation });

@@ -85,11 +85,11 @@ impl<S: squeue::EntryMarker + From<squeue::Entry>, C: cqueue::EntryMarker> Owned
         }
     }
 
-    /// Lets go of the region.
-    pub(super) fn unregister(&mut self) {
-        self.registered = Registered::default();
-        // Where this is refused, the pages stay pinned until the ring goes.
-        let _ = self.ring.submitter().unregister_buffers();
+    /// Lets go of the region, if there is one. `false`: the kernel refused, and its pages stay
+    /// pinned until the ring goes.
+    pub(super) fn unregister(&mut self) -> bool {
+        let Registered { length, .. } = std::mem::take(&mut self.registered);
+        length == 0 || self.ring.submitter().unregister_buffers().is_ok()
     }
 
     pub(super) fn registered(&self) -> Registered {

@@ -219,6 +219,10 @@ unsafe impl<P: DataPath + ?Sized> DataPath for Windowed<P> {
         self.refresh();
     }
 
+    fn unregister(&mut self) -> bool {
+        self.open.is_none() && self.path.unregister()
+    }
+
     fn register_peer(&mut self, region: &PeerRegion) -> Result<PeerReach, PeerUnreachable> {
         self.path.register_peer(region)
     }

@@ -54,6 +54,22 @@ fn options_that_cannot_work_are_refused_with_the_figures() {
 }
 
 #[test]
+fn staging_memory_is_given_back_while_nothing_moves_and_there_when_something_does() {
+    let (disks, chunks) = (disks(1), 64);
+    let reactor = start(&disks, chunks);
+    let meta = bytes(CHUNK as usize * chunks as usize, 3);
+    for _ in 0..3 {
+        reactor.write_meta(DeviceIndex(0), ByteCount::ZERO, meta.clone(), true).unwrap();
+        let full = reactor.memory.resident_bytes();
+        assert!(full >= meta.len() as u64 / 2, "{full} bytes are in use");
+        assert!(reactor.release_staging() && reactor.release_staging());
+        assert_eq!(reactor.memory.resident_bytes(), 0);
+        let read = reactor.read_meta(DeviceIndex(0), ByteCount::ZERO, meta.len()).unwrap();
+        assert_eq!(read, meta);
+    }
+}
+
+#[test]
 fn metadata_longer_than_a_chunk_is_written_with_fua_and_survives_a_power_cut() {
     let disks = disks(1);
     let meta = bytes(100_000, 1);

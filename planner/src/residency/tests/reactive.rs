@@ -469,3 +469,49 @@ fn what_the_caller_is_in_the_middle_of_makes_no_room() {
     assert_eq!(begin(&mut machine, &[], 30), OpProgress::Waiting);
     assert_eq!(actions(&mut machine), [evict(2, 2, CopyKind::Write)], "both leave as ever");
 }
+
+#[test]
+fn in_a_pause_all_is_out_that_can_leave_and_nothing_comes_back() {
+    let mut machine = machine(40);
+    populate(&mut machine, &[10, 10, 10, 10]);
+    machine.pin(id(3));
+    assert_eq!(begin(&mut machine, &[reads(0), writes(1)], 0), OpProgress::Ready);
+    machine.async_use_begins(id(2));
+    assert_eq!(machine.pause(), Err(EvictError::AsyncUse(id(2))));
+    assert!(!machine.is_paused(), "a collective may write it");
+    machine.async_use_ends(id(2));
+    assert_eq!(machine.pause(), Ok(()));
+    assert_eq!(machine.settle(), OpProgress::Waiting);
+    let left = actions(&mut machine);
+    assert_eq!(left.len(), 3, "the pin stays: {left:?}");
+    for transfer in 0..3 {
+        machine.completed(TransferId(transfer), MigrationOutcome::Done);
+    }
+    assert_eq!(machine.resume(), OpProgress::Ready);
+    assert_eq!((machine.committed(), machine.evicted()), (Bytes(10), Bytes(30)));
+    assert_eq!(machine.pause(), Ok(()), "asked for again");
+    assert_eq!(machine.settle(), OpProgress::Ready);
+    actions(&mut machine);
+    assert_eq!(machine.go_on_after_pause(), (0..4).map(id).collect::<Vec<_>>());
+    assert_eq!(machine.settle(), OpProgress::Ready);
+    assert_eq!(actions(&mut machine), [], "nobody has asked for anything");
+    assert_eq!(begin(&mut machine, &[reads(0)], 0), OpProgress::Waiting);
+    assert_eq!(machine.go_on_after_pause(), []);
+}
+
+#[test]
+fn what_could_not_be_written_is_tried_again_in_a_pause() {
+    let mut machine = machine(20);
+    populate(&mut machine, &[10, 10]);
+    assert_eq!(machine.evict(id(0)), Ok(OpProgress::Waiting));
+    let failed = FailureInfo { message: "no".into() };
+    machine.completed(TransferId(0), MigrationOutcome::Failed(failed.clone()));
+    assert!(matches!(machine.resume(), OpProgress::Failed(_)));
+    assert_eq!(machine.pause(), Ok(()));
+    assert_eq!(machine.settle(), OpProgress::Waiting);
+    machine.completed(TransferId(1), MigrationOutcome::Failed(failed));
+    machine.completed(TransferId(2), MigrationOutcome::Done);
+    assert!(matches!(machine.resume(), OpProgress::Failed(_)), "the pause has failed");
+    machine.go_on_after_pause();
+    assert_eq!(machine.settle(), OpProgress::Ready);
+}

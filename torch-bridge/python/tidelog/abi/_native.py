@@ -109,6 +109,8 @@ SIGNATURES: Signatures = {
     "tide_session_pin": (_i32, [_u64, _u32, _i32]),
     "tide_session_async_use": (_i32, [_u64, _u32, _i32]),
     "tide_session_evict": (_i32, [_u64, _u32]),
+    "tide_session_pause": (_i32, [_u64]),
+    "tide_session_go_on": (_i32, [_u64, _i32]),
     "tide_session_step": (_i32, [_u64, _i32]),
     "tide_session_op_begin": (_i32, [_u64, _i64, _u64, _text, _pointer, _size, _u64]),
     "tide_session_op_end": (_i32, [_u64]),
@@ -133,7 +135,8 @@ SIGNATURES: Signatures = {
 
 
 # Those that call back: they return once all that the session asks for is done.
-CALLING_BACK = tuple(f"tide_session_{name}" for name in ("evict", "step", "op_begin", "op_end", "settle", "wait"))
+_CALLING_BACK = ("evict", "pause", "go_on", "step", "op_begin", "op_end", "settle", "wait")
+CALLING_BACK = tuple(f"tide_session_{name}" for name in _CALLING_BACK)
 
 
 class Reporter(Protocol):
@@ -236,6 +239,14 @@ class Session:
     def evict(self, storage: int) -> None:
         """A storage is to be moved out now."""
         self._library.tide_session_evict(self._flushed(), storage)
+
+    def pause(self) -> None:
+        """Has all that can leave memory; nothing comes back before `go_on`."""
+        self._library.tide_session_pause(self._flushed())
+
+    def go_on(self, at_once: bool) -> None:
+        """Ends a pause; `at_once`: with what left by it, as far as that fits."""
+        self._library.tide_session_go_on(self._flushed(), at_once)
 
     def settle(self) -> None:
         """Takes in what completed, and evicts until the budget holds."""

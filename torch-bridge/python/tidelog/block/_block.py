@@ -21,9 +21,11 @@ from tidelog._whole import whole
 from tidelog.abi._native import PART_NUMBERS, Session, SessionOptions
 from tidelog.block._loop import OptimizerSteps, owner_of
 from tidelog.block._names import Names, Together
+from tidelog.block._pause import Pauses
 from tidelog.block._ranks import Ranks
 from tidelog.block._refusals import Refusals
 from tidelog.block._restoring import Restoring
+from tidelog.block._what import ActivationsAlone
 from tidelog.checkpoints import _checkpoint
 from tidelog.checkpoints._async_saves import Saves
 from tidelog.checkpoints._resume import Resumed
@@ -59,6 +61,7 @@ _PLAN_POLL_SECONDS = 0.001
 
 RecomputeName: TypeAlias = Literal["own", "best"]
 PartsName: TypeAlias = Literal["whole", "best"]
+WhatName: TypeAlias = Literal["all", "activations"]
 UpdatesName: TypeAlias = Literal["own", "lazy", "early"]
 _UPDATES: dict[UpdatesName, type[Updates]] = {"own": Updates, "lazy": LazyUpdates, "early": EarlyUpdates}
 
@@ -82,6 +85,7 @@ class Settings:
     recompute: RecomputeName
     blocks: CallsSeen | CallsOfClasses | None  # of blocks, which may run again
     parts: PartsName
+    what: WhatName
     resume: str | None
     together: Together | None  # how, where it is with the other ranks
     report: StrPath | None
@@ -140,12 +144,22 @@ class Tide:
                 NamedBlocks(regions, settings.blocks) if settings.blocks is not None else CheckpointedRegions(regions)
             )
             self._recompute = Recompute(choosable, self.steps, session, why_never, self.steps.notices.append)
+        access = self.access
+        self._alone = (
+            ActivationsAlone(ledger, access.is_live, access.is_elsewhere) if settings.what == "activations" else None
+        )
         self._names = Names(lambda: (model, optimizer), ledger, session)
         self._is_named = model is not None or optimizer is not None
         # Steps of a loop that does not mark them.
-        self.loop = OptimizerSteps(self._step, self.access.is_live, self._name_what_trains, self.steps.notices.append)
+        self.loop = OptimizerSteps(
+            *(self._step, self.access.is_live, self._name_what_trains, self.steps.notices.append, self.steps.clock)
+        )
         self._at_work = contextlib.ExitStack()
         self.saves = Saves()  # of torch.distributed.checkpoint, beside the steps
+        self._pauses = Pauses(
+            *(ledger, session, self.access, self.steps, self.updates, async_uses, device, heap, self.saves),
+            self._adopt_what_lives,
+        )
 
     # -- the block ------------------------------------------------------------------------------
 
@@ -191,6 +205,8 @@ class Tide:
             self._at_work.enter_context(self.device.at_work())
             self.access.is_open = True
             before = _heap.anonymous_bytes()
+            if self._alone is not None:
+                self._alone.before_what_lives()
             self._adopt_what_lives()
             self._names.name_all()
             base = before - sum(record.size for record in ledger.all() if not record.is_slice)
@@ -206,6 +222,9 @@ class Tide:
                 self._open_kernels()
                 if self._moves_updates:
                     self.updates.begin()
+                if self._alone is not None:
+                    self._at_work.callback(self._alone.end)
+                    self._alone.begin()
                 if self._recompute is not None:
                     self._at_work.callback(self._recompute.close)
                     self._recompute.begin()
@@ -250,7 +269,7 @@ class Tide:
                 record = adopt(ledger, tensor)
                 if pools and record is not None:
                     leave_in_pools(record, pools)
-                if ledger.live > ledger.limit and not is_refused:
+                if ledger.live > ledger.limit and not (is_refused or self.is_paused):
                     try:
                         self.session.settle()
                     except _errors.BudgetError:  # it is raised when all that cannot move has been counted
@@ -265,6 +284,9 @@ class Tide:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
         self._require_its_turn()
+        if self.is_paused and not self.session.forked:
+            with contextlib.suppress(_errors.Error):  # what does not come back is named below
+                self._pauses.end(at_once=False)
         failure = self.updates.end()
         self._kernels.close()
         self.loop.__exit__()
@@ -338,10 +360,12 @@ class Tide:
     @contextlib.contextmanager
     def _step(self) -> Iterator[None]:
         steps = self.steps
-        started = time.perf_counter()
+        started = steps.clock()
         self._open_kernels()
         if self._recompute is not None:
             native().observe(self._recompute.begin_step())
+        if self._alone is not None:
+            self._alone.begin_step()
         steps.begin()
         completed = False
         try:
@@ -352,6 +376,8 @@ class Tide:
             steps.place.leave()
             if self.access.is_live():
                 self._end_step(completed, started, is_planned)
+            elif self.is_paused:
+                self._end_step(False, started, False)
 
     @whole
     def _end_step(self, completed: bool, started: float, is_planned: bool) -> None:
@@ -447,6 +473,39 @@ class Tide:
         for storage in (storage for tensor in tensors for storage in memory_of(tensor)):
             self.access.unpin(storage)
 
+    def pause(self) -> None:
+        """Gives back all memory of the device that this block has, for others to use it: inference, or a job that
+        goes first. A GPU's tensors leave to host memory, as far as there is some, and to the pool; the host's to the
+        pool. Until `resume`, ops are torch's own, and whoever touches what is out gets an error that names it. Between
+        any two ops of the block's thread, best between two steps. What is not torch's own to move stays
+        (`stats()["unmovable"]`); where something is pinned, or in use by a collective, nothing leaves."""
+        self._require_open()
+        self._pauses.begin()
+
+    def resume(self, *, at_once: bool = True) -> None:
+        """Ends a pause. When this returns, what left by it is back, as far as the budget has room beside what the
+        program has made meanwhile; where the device has no memory for it, an error says so. `at_once=False`: it comes
+        back as ops need it, which costs less, and where there is no memory an op says so. After an error the block goes
+        on with what has come."""
+        if not self.is_open:
+            self._require_open()
+        self._pauses.end(at_once=at_once)
+
+    @contextlib.contextmanager
+    def paused(self, *, at_once: bool = True) -> Iterator[None]:
+        """A pause, as long as the `with` block: `pause`, and `resume` at its end."""
+        self.pause()
+        try:
+            yield
+        finally:
+            if self.is_paused:
+                self.resume(at_once=at_once)
+
+    @property
+    def is_paused(self) -> bool:
+        """Returns whether `pause` was called, and `resume` was not yet."""
+        return self.access.is_paused
+
     def is_resident(self, tensor: Tensor) -> bool:
         """Returns whether the tensor's bytes are in memory now."""
         records = [storage._tide for storage in memory_of(tensor)]
@@ -455,6 +514,8 @@ class Tide:
     @whole
     def restore(self, *tensors: Tensor) -> None:
         """Brings tensors back; without arguments, all that is out, whatever the budget says."""
+        if self.is_paused:
+            self._require_open()
         if tensors:
             for tensor in tensors:
                 self.access.bring_back(*memory_of(tensor))
@@ -542,6 +603,8 @@ class Tide:
         budget = _notebook.binary(self.budget)
         if not self.is_open:
             return f"<tidelog.Tide with a budget of {budget}, not open>"
+        if self.is_paused:
+            return f"<tidelog.Tide paused, with a budget of {budget}>"
         return f"<tidelog.Tide {self.phase}, {_notebook.binary(self.live_bytes)} of {budget} in memory>"
 
     def _repr_html_(self) -> str:
@@ -560,6 +623,8 @@ class Tide:
             raise _errors.Error("this offload block is not open: use `with tidelog.offload(...) as tide:`.")
         if self.session.forked:
             raise _errors.ForkedError("this offload block belongs to the parent process.")
+        if self.is_paused:
+            raise _errors.PausedError("this offload block is paused: call resume() on it first.")
 
 
 def open_here() -> Tide | None:
@@ -580,6 +645,7 @@ def _mark_forked() -> None:
     for tide in [_active, *_left_behind]:
         if tide is not None:
             tide.session.forked = True
+            native().suspend(False)
             tide.device.streams.forget_copies()
             tide.ledger.is_in_child = True
             tide.steps.place.follows = False

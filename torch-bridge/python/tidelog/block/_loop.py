@@ -32,6 +32,7 @@ class OptimizerSteps:
         is_live: Callable[[], bool],
         name: Callable[[Optimizer], None],
         say: Callable[[str], None],
+        clock: Callable[[], float],
     ) -> None:
         self.began = time.perf_counter()
         self.seconds: list[float] = []  # of each step that has ended
@@ -39,12 +40,13 @@ class OptimizerSteps:
         self._is_live = is_live
         self._name = name  # called with the loop's optimizer, once there is one
         self._say = say  # for what is to be told to the user
+        self._clock = clock  # in seconds
         self._thread = threading.get_ident()
         self._counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()  # optimizer -> its steps
         self._stepped_since: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # the last step's end
         self._hook: RemovableHandle | None = None
         self._step = contextlib.ExitStack()
-        self._step_began = self.began
+        self._step_began = clock()
 
     def __enter__(self) -> OptimizerSteps:
         self._thread = threading.get_ident()
@@ -74,7 +76,7 @@ class OptimizerSteps:
             return
         self._stepped_since.clear()
         self._step.close()
-        now = time.perf_counter()
+        now = self._clock()
         self.seconds.append(now - self._step_began)
         self._step_began = now
         self._step.enter_context(self._mark())

@@ -111,6 +111,8 @@ class Refusals:
         if record.async_uses:
             return "a collective uses it"
         if not self._ledger.movable(storage):
+            if not record.moves and not self._ledger.backward_moves:
+                return 'what="activations" leaves it'
             if not record.moves:
                 return "it is in a memory pool of the program's own"
             return self._device.why_unmovable(storage) or "torch reads as much for the state of random numbers, unseen"

@@ -144,6 +144,10 @@ class Saves:
         self._current = Save(pool)
         return self._current
 
+    def is_under_way(self) -> bool:
+        """Returns whether one is."""
+        return self._current is not None and not self._current.await_end(0)
+
     def wait(self) -> None:
         """Waits until none is under way. How it ended is for its future to tell."""
         self._end(None)

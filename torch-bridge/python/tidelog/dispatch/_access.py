@@ -67,6 +67,8 @@ class Access:
         """`expect_reducer` and `meet_others`: called with a module whose gradients DDP reduces, and once there is a
         process group. `await_copies` and `make_usual`: of the device."""
         self.is_open = False  # whether the block runs; it says so
+        self.is_paused = False  # whether it does nothing meanwhile: nothing comes back
+        self.has_captured = False  # whether CUDA graphs have addresses of what was made in a pause
         self._ledger = ledger
         self._session = session
         self._steps = steps
@@ -120,7 +122,7 @@ class Access:
 
     def is_live(self) -> bool:
         """Returns whether the block runs, in this process."""
-        return self.is_open and not self._session.forked
+        return self.is_open and not self.is_paused and not self._session.forked
 
     def may_be_out(self) -> bool:
         """Returns whether tensors move: not while all fits."""
@@ -149,6 +151,8 @@ class Access:
             return
         if not due():
             return
+        if self.is_paused:
+            raise _errors.PausedError(due()[0].guard_text())
         with self.by_any_thread():
             missing = due()  # another thread may have been at it
             if not missing:

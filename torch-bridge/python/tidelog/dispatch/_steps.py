@@ -1,5 +1,6 @@
-"""The steps of a block: the first ones are profiled, from that a plan is made, and later ones follow it. Where in a step
-the program is, and what its ops are, is kept in C++ (native/step.h)."""
+"""The steps of a block: the first ones are profiled, from that a plan is made, and later ones follow it. Where in a
+step the program is, and what its ops are, is kept in C++ (native/step.h).
+"""
 
 from __future__ import annotations
 
@@ -55,6 +56,11 @@ class Steps:
         self._has_noticed = False  # what slows steps under a plan
         self._left = ""  # how the step that is open has left the plan
         self._last: SecondsOfAStep = {}
+        self.paused_seconds = 0.0  # of all pauses that have ended
+
+    def clock(self) -> float:
+        """Seconds on a clock that stands still in pauses."""
+        return time.perf_counter() - self.paused_seconds
 
     # -- steps ------------------------------------------------------------------------------------
 
@@ -77,7 +83,7 @@ class Steps:
             self.place.follows = self.place.has_plan
 
     def end(self, completed: bool, started: float) -> None:
-        """A step that began at `started` has ended; `completed`: by no exception."""
+        """A step that began at `started` (of `clock`) has ended; `completed`: by no exception."""
         self._rested = self._ledger.quiet
         self._ledger.end_quiet()
         if not completed:
@@ -94,7 +100,7 @@ class Steps:
             self._session.durations(durations)
         self._session.step(StepMark.COMPLETE)
         self.judge_quiet()
-        self._last = {"seconds": time.perf_counter() - started}
+        self._last = {"seconds": self.clock() - started}
 
     def await_device(self) -> None:
         """Waits until what was launched is done, for who times a step."""
@@ -168,9 +174,10 @@ class Steps:
             place.next_op, place.follows = outer, follows
 
     def make_room(self, said: str, name: str, needs: int, times: int) -> None:
-        """CUDA has no memory for an op that is running, as it said, though the budget has: fragments, libraries and other
-        processes have it. Storages leave, so many times what the op needs, and what is cached goes back to the
-        driver."""
+        """CUDA has no memory for an op that is running, as it said, though the budget has: fragments, libraries and
+        other processes have it. Storages leave, so many times what the op needs, and what is cached goes back to the
+        driver.
+        """
         ledger = self._ledger
         spare = max(ledger.limit - ledger.live, 0)
         if not any("CUDA had no memory" in notice for notice in self.notices):

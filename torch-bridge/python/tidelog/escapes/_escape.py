@@ -138,8 +138,9 @@ def _refused_graph(access: Access, original: Wrapper) -> Wrapper:
                 "a CUDA graph has the addresses of tensors in it, and inside an offload block these "
                 "move: a replay would read and write memory that is somebody else's by then. Run "
                 'without graphs (torch.compile: another mode than "reduce-overhead"), or keep '
-                "captures and replays outside the block."
+                "captures and replays outside the block, or in a pause of it."
             )
+        access.has_captured = True
         return original(graph, *args, **kwargs)
 
     return wrapper
@@ -248,7 +249,8 @@ def _modified(access: Access, *storages: Storage) -> None:
 
 
 def _assigning(access: Access, original: Wrapper) -> Wrapper:
-    """`x[i] = t`. Of a `t` without dimensions torch asks in C++ whether it shares memory with `x`: both must be here."""
+    """`x[i] = t`. Of a `t` without dimensions torch asks in C++ whether it shares memory with `x`: both must be here.
+    """
     assigns = _assigning_a_number(access, original)
 
     def wrapper(tensor: Tensor, index: Any, value: Any) -> Any:

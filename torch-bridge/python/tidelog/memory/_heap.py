@@ -91,6 +91,11 @@ class Heap:
             self._trims += 1
             self._libc.malloc_trim(0)
 
+    def rest(self) -> None:
+        """Keeps nothing until the next `begin`."""
+        self.end()
+        self._trim()
+
     def end(self) -> None:
         """The block ends, and with it what is kept for it."""
         _kept.keep_small(False)
@@ -186,6 +191,13 @@ class Cache:
         # What is still too much is in blocks that tensors have parts of: what did not help is not
         # done again soon.
         self._look_every = 2 * self._look_every if self._is_too_much() else _LOOK_EVERY_BYTES
+
+    def rest(self) -> None:
+        """The driver gets back what is free, and with it what cuBLAS works in: that comes again when it is needed."""
+        clear: Callable[[], object] | None = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+        if clear is not None:
+            clear()
+        self.release()
 
     def end(self) -> None:
         """Ends the block; cached memory stays torch's."""

@@ -64,9 +64,11 @@ class Ledger(Protocol):
     expects_buckets: bool
     newborn_is_guarded: bool
     newborn_moves: bool
+    backward_moves: bool
     random_state_bytes: int
     asks_device: bool
     is_in_child: bool
+    is_paused: bool
     maps_memory: bool
 
     def connect(self, access: object, when_full: Callable[[], None]) -> None: ...
@@ -84,6 +86,7 @@ class Ledger(Protocol):
     def unmovable(self) -> list[str]: ...
     def discard(self, storage: Storage) -> None: ...
     def forget(self, record: Record) -> None: ...
+    def pause(self, on: bool) -> None: ...  # whoever touches what is out learns that it is so
 
     # -- where storages are, and which of them stay there
 
@@ -191,6 +194,7 @@ class Module(Protocol):
         waiting: list[object],
     ) -> None: ...
     def close(self) -> None: ...
+    def suspend(self, on: bool) -> None: ...  # from here on ops are nobody's, until the opposite
     def connect(
         self,
         session: object,

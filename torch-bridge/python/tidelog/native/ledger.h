@@ -4,6 +4,7 @@
 // All is called with Python's lock held, but for what a storage's death does.
 #pragma once
 
+#include <torch/csrc/autograd/graph_task.h>
 #include <unistd.h>
 
 #include <unordered_map>
@@ -110,6 +111,18 @@ class Ledger {
     std::lock_guard lock(mutex());
     if (record.ledger == this) died(record);
     record.state = SETTLED;
+  }
+
+  // Begins or ends a pause, in which nothing comes back: whoever touches what is out learns why.
+  void pause(bool on) {
+    is_paused = on;
+    for (const RecordPtr& each : all()) {
+      if (c10::Storage storage = each->storage(); !storage || !each->is_away()) continue;
+      if (on || each->is_guarded)
+        Guard::set(*each->impl, each->guard_text());
+      else
+        Guard::lift(*each->impl);
+    }
   }
 
   // Records the death of a storage, with the lock of `Records` held.
@@ -422,10 +435,12 @@ class Ledger {
   bool quiet = false;  // nothing is out, on its way or copied, and there is room: ops need not be looked at
   bool expects_buckets = false;  // whether there is a reducer of DDP
   bool newborn_is_guarded = true, newborn_moves = true;  // see `Record`
+  bool backward_moves = true;  // the same of what a backward pass makes
   int64_t random_state_bytes = 0;  // `Generator.set_state` reads the host's in C++, where nobody sees that: it stays
   bool asks_device = false;  // also of plain memory on the host: it may be locked by CUDA
   bool maps_memory = false;  // what comes back has memory of Python's (`_mapped.py`), not of torch's
   bool is_performing = false;  // the session calls back
+  bool is_paused = false;      // nothing comes back before the program says so
   bool is_in_child = false;    // this is a child of a fork: the session is its parent's
 
   // Python's: the device, what reaches storages for other blocks and threads, and what is called where a birth exceeds
@@ -495,7 +510,7 @@ class Ledger {
     record.number = -1;
     record.is_reported = record.is_unwritten = record.waits = false;
     record.is_guarded = newborn_is_guarded;
-    record.moves = newborn_moves;
+    record.moves = newborn_moves && (backward_moves || torch::autograd::get_current_graph_task_id() == -1);
     record.pins = record.addresses_end = record.async_uses = 0;
     record.uses.clear();
     record.previous = list_.previous;
@@ -587,6 +602,9 @@ inline void Records::died(Record& record) {
 }
 
 inline std::string Record::guard_text() const {
+  if (ledger != nullptr && ledger->is_paused)
+    return "tidelog: tensor " + describe() + " is " + ledger->outside +
+           ", as the offload block is paused: call resume() on the block's object before it is used.";
   return "tidelog: tensor " + describe() + " is " + (ledger != nullptr ? ledger->outside : "on NVMe") +
          ", and this access did not go through the offload block (a thread that is older than it, a raw kernel, or "
          "after the block). "

@@ -65,7 +65,7 @@ inline c10::DataPtr take(c10::StorageImpl& storage, Message message) {
   return memory;
 }
 
-// Returns whether it is host memory of torch's allocator, as that was or as it is now.
+// Returns whether memory is the host's, of torch's allocator as that was or as it is now.
 inline bool is_of_host_allocator(const c10::DataPtr& memory) {
   c10::DeleterFnPtr deleter = memory.get_deleter();
   return deleter != nullptr && memory.get() == memory.get_context() &&

@@ -48,6 +48,10 @@ void end_block() {
   open_block() = nullptr;
 }
 
+void suspend(bool on) {
+  if (open_block()) Workers::suspend(on);
+}
+
 void observe(const py::object& function) {
   if (open_block()) open_block()->observer = function.is_none() ? Held(nullptr) : borrowed(function.ptr());
 }
@@ -125,6 +129,7 @@ PYBIND11_MODULE(_tidelog_native, m) {
   // -- a block and its ops
   m.def("open", begin_block);
   m.def("close", end_block);
+  m.def("suspend", suspend);
   m.def("connect", connect_session);
   m.def("launch", launch);
   m.def("observe", observe);

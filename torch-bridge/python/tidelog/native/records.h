@@ -183,7 +183,7 @@ class Records {
            (storage.resizable() || is_of_host_allocator(memory));
   }
 
-  // Returns whether it is the storage's alone, and may go. With Python's lock held.
+  // Returns whether a storage's memory is its alone, and may go. With Python's lock held.
   static bool is_own(const c10::StorageImpl& storage) {
     Record* record = of(storage);
     bool is_owner = record != nullptr && record->is_owner;

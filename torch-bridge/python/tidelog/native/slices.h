@@ -107,7 +107,8 @@ class Slices {
     return here != ends.begin() && here != ends.end() && std::prev(here)->second > here->first;
   }
 
-  // Returns whether so many slices are all that has the storage, beside an object in Python that lives only for its sake.
+  // Returns whether so many slices are all that has the storage, beside an object in Python that lives only for its
+  // sake.
   static bool have_all_of(const c10::StorageImpl& whole, size_t slices) {
     auto& storage = const_cast<c10::StorageImpl&>(whole);
     size_t references = c10::raw::intrusive_ptr::use_count(&storage);

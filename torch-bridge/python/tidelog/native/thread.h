@@ -72,6 +72,9 @@ class Workers {
 
   static void end() { is_open_ = false; }
 
+  // The block's ops are nobody's meanwhile.
+  static void suspend(bool on) { is_open_ = !on; }
+
   static bool is_open() { return is_open_.load(std::memory_order_relaxed); }
 
   static bool have_this_thread() {

@@ -131,6 +131,7 @@ inline void add_ledgers(py::module_& m) {
       .def("unmovable", unmovable)
       .def("discard", &Ledger::discard)
       .def("forget", &Ledger::forget)
+      .def("pause", &Ledger::pause)
       // -- where storages are, and which of them stay there
       .def("owns", &Ledger::owns)
       .def("mark", &Ledger::mark)
@@ -178,9 +179,11 @@ inline void add_ledgers(py::module_& m) {
       .def_readwrite("expects_buckets", &Ledger::expects_buckets)
       .def_readwrite("newborn_is_guarded", &Ledger::newborn_is_guarded)
       .def_readwrite("newborn_moves", &Ledger::newborn_moves)
+      .def_readwrite("backward_moves", &Ledger::backward_moves)
       .def_readwrite("random_state_bytes", &Ledger::random_state_bytes)
       .def_readwrite("asks_device", &Ledger::asks_device)
       .def_readwrite("is_in_child", &Ledger::is_in_child)
+      .def_readonly("is_paused", &Ledger::is_paused)
       .def_readwrite("maps_memory", &Ledger::maps_memory);
 }
 

@@ -142,6 +142,18 @@ class HostHeap(TypedDict):
     trims: int  # how often the C library had to give all that is free back
 
 
+class PauseFigures(TypedDict):
+    """Pauses of the block. None of it counts to a step."""
+
+    count: int  # pauses that have begun
+    is_paused: bool
+    bytes_out: int  # memory that was given up for them
+    bytes_back: int  # that was there again when they ended
+    leaving_ns: int  # how long it took until all was out
+    paused_ns: int  # how long it was
+    returning_ns: int  # how long it took until what was to come back was there
+
+
 class UpdateFigures(TypedDict):
     """Updates of parameters that run at other times than their optimizer's step."""
 
@@ -306,6 +318,7 @@ class Stats(TypedDict):
     clean_drops: int
     stalls: int
     stall_ns: int
+    pauses: PauseFigures
     resident_bytes: int
     machine: MachineFigures
     updates: UpdateFigures | None  # with updates="lazy" or "early"

@@ -8,7 +8,6 @@ for anew. Where it is slower all the same, all goes back. None of that changes a
 from __future__ import annotations
 
 import statistics
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
@@ -117,8 +116,9 @@ class Recompute:
         return self._choosable.saw if self._regions.looks else None
 
     def end_step(self, started: float | None, is_planned: bool) -> None:
-        """A step that began at `started` has ended; None: by an exception. `is_planned`: it has followed a plan to its
-        end."""
+        """A step that began at `started` (of `Steps.clock`) has ended; None: by an exception. `is_planned`: it has
+        followed a plan to its end.
+        """
         regions = self._regions
         if regions.looks and started is not None:
             self._choosable.end_step()
@@ -137,7 +137,7 @@ class Recompute:
             regions.looks = False
             return self._ask()
         self._steps.await_device()  # each of the steps that are compared begins when the one before is done
-        self._seconds.append(time.perf_counter() - started)
+        self._seconds.append(self._steps.clock() - started)
         if len(self._seconds) < _COMPARED:
             return None
         if self._phase is _Phase.TIMES:

@@ -14,7 +14,7 @@ use crate::executor::transfer::{StorageTransfer, TransferDirection};
 /// Bytes by what their storage is for, in the order of [`Kind::ALL`].
 pub(in crate::executor) type BytesByKind = [u64; StorageKind::ALL.len()];
 
-/// Counted since the session was opened, or over one step.
+/// CountedUntil since the session was opened, or over one step.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(in crate::executor) struct Totals {
     /// Bytes to the pool, and from it.
@@ -39,6 +39,7 @@ pub(in crate::executor) struct Totals {
 }
 
 impl Totals {
+    /// Counts between two moments.
     fn since(self, before: Self) -> Self {
         Self {
             bytes_written: self.bytes_written - before.bytes_written,
@@ -73,6 +74,14 @@ pub(in crate::executor) struct Counters {
     reads: Busy,
     host_writes: Busy,
     host_reads: Busy,
+}
+
+/// Counts until a moment.
+#[derive(Clone, Copy, Default)]
+pub(super) struct CountedUntil {
+    totals: Totals,
+    reads: (u64, Duration),
+    writes: (u64, Duration),
 }
 
 /// Time that at least one transfer of a direction was in flight, and what moved meanwhile.
@@ -249,6 +258,26 @@ impl Counters {
         self.step_began_at = self.totals;
         let (reads, writes) = (self.reads.so_far(), self.writes.so_far());
         self.step_began = Some(Moment { at: Instant::now(), reads, writes });
+    }
+
+    /// All until now.
+    pub(super) fn counted(&self) -> CountedUntil {
+        let (reads, writes) = (self.reads.so_far(), self.writes.so_far());
+        CountedUntil { totals: self.totals, reads, writes }
+    }
+
+    /// Has the step go on, `later`, from where it was when `from` was counted.
+    pub(super) fn goes_on(&mut self, later: Duration, from: &CountedUntil) {
+        let CountedUntil { totals, reads, writes } = self.counted();
+        self.step_began_at = totals.since(from.totals.since(self.step_began_at));
+        if let Some(began) = &mut self.step_began {
+            let shift = |at: &mut (u64, Duration), from: (u64, Duration), to: (u64, Duration)| {
+                *at = (at.0 + (to.0 - from.0), at.1 + to.1.saturating_sub(from.1));
+            };
+            began.at += later;
+            shift(&mut began.reads, from.reads, reads);
+            shift(&mut began.writes, from.writes, writes);
+        }
     }
 
     pub(super) fn step_ends(&mut self) {

@@ -2,6 +2,7 @@
 //! report shows.
 
 mod counters;
+mod pauses;
 mod recorder;
 mod shown;
 
@@ -10,19 +11,23 @@ use std::time::Instant;
 use tidelog_planner::migration::Ending;
 use tidelog_planner::report::Report;
 use tidelog_planner::trace::Trace;
+use tidelog_planner::units::Bytes;
 
 use super::ops::OpName;
 use super::storages::Label;
 use super::transfer::StorageTransfer;
+use pauses::{PauseNow, Pauses};
 use recorder::StepRecorder;
 
 pub(super) use counters::{BytesByKind, Counters};
+pub(super) use pauses::PauseTotals;
 
 /// Counters and recorded steps.
 #[derive(Default)]
 pub(super) struct History {
     counters: Counters,
     recorder: StepRecorder,
+    pauses: Pauses,
     stall: Option<OpenStall>,
     /// Time since when the caller has been handling requests.
     handing_out: Option<Instant>,
@@ -55,8 +60,40 @@ impl History {
         self.recorder.step_ends(complete, now);
     }
 
+    /// Notes that a pause begins, and what is in memory.
+    pub(super) fn pause_begins(&mut self, memory: Bytes) {
+        self.pauses.begins(memory, self.counters.counted());
+    }
+
+    /// Notes that a pause is to end.
+    pub(super) fn pause_ends(&mut self, memory: Bytes) {
+        self.pauses.ends(memory);
+    }
+
+    /// Notes that nothing is waited for. What a pause has done and taken is none of the step's in
+    /// which it was. Returns whether all has left for one by now.
+    pub(super) fn pause_goes_on(&mut self, memory: Bytes) -> bool {
+        match self.pauses.goes_on(memory) {
+            PauseNow::AllIsOut => true,
+            PauseNow::AsBefore => false,
+            PauseNow::Over { took, counted } => {
+                self.stall = None;
+                self.counters.goes_on(took, &counted);
+                self.recorder.goes_on(took);
+                false
+            }
+        }
+    }
+
+    pub(super) fn pauses(&self) -> PauseTotals {
+        self.pauses.totals()
+    }
+
     /// Memory now: bytes at rest, bytes of storages on their way, bytes of all that lives.
     pub(super) fn sample(&mut self, now: Instant, resident: u64, moving: u64, wanted: u64) {
+        if self.pauses.is_open() {
+            return;
+        }
         self.recorder.sample(now, resident, moving, wanted);
     }
 
@@ -87,7 +124,9 @@ impl History {
 
     /// The caller need not wait, or not any more.
     pub(super) fn stall_ends(&mut self, op: Option<OpName<'_>>) {
-        if let Some(OpenStall { since, storage }) = self.stall.take() {
+        if let Some(OpenStall { since, storage }) = self.stall.take()
+            && !self.pauses.is_open()
+        {
             self.counters.stalled(since.elapsed());
             self.recorder.waited(op, storage, since, Instant::now());
         }
@@ -121,6 +160,9 @@ impl History {
 
     /// A transfer has ended, whether it had started or not.
     pub(super) fn transfer_ended(&mut self, transfer: &StorageTransfer, ending: Ending) {
+        if self.pauses.is_open() {
+            return;
+        }
         self.recorder.transferred(transfer, ending, Instant::now());
     }
 

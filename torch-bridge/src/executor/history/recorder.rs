@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tidelog_engine::schedule::Urgency;
 use tidelog_planner::migration::{Ending, MemorySample, MigrationDirection, Target};
@@ -89,6 +89,13 @@ impl StepRecorder {
             step.duration = step.since_begin(now);
             step.complete = true;
             self.last = Some(step);
+        }
+    }
+
+    /// Has the step that runs go on later.
+    pub(super) fn goes_on(&mut self, later: Duration) {
+        if let Some(step) = &mut self.current {
+            step.began += later;
         }
     }
 
@@ -246,8 +253,6 @@ fn push<T>(list: &mut Vec<T>, item: T, truncated: &mut bool) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use tidelog_planner::residency::StorageId;
     use tidelog_planner::trace::StorageKind;
 

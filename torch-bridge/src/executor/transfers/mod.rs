@@ -335,6 +335,11 @@ impl Transfers {
         self.not_accepted.remove(&storage)
     }
 
+    /// Gives back the memory that the pool needs only while it moves bytes.
+    pub(super) fn release_staging(&self) {
+        self.store.pool().release_staging();
+    }
+
     /// Stops all transfers and waits until no device or copy touches the caller's memory.
     pub(super) fn stop(&self) {
         let tickets = || self.in_flight.values().filter_map(|in_flight| in_flight.ticket.as_ref());

@@ -341,6 +341,10 @@ unsafe impl DataPath for PassthroughPath {
         }
     }
 
+    fn unregister(&mut self) -> bool {
+        self.queue.unregister()
+    }
+
     fn submit(&mut self, operation: Operation) -> Result<(), Refused> {
         if let Err(reason) = self.gate.admit(&self.capabilities, &operation) {
             return Err(Refused { reason, operation });

@@ -51,7 +51,7 @@ function _shtab_tidelog_using
 end
 
 set -g _shtab_tidelog_commands run fit completions
-set -g _shtab_tidelog_opts_with_value --blocks --data-path --device --drive --drives --gpu --host-memory --memory --micro-batch --micro-batches --mode --output --parts --policy --pool --pool-size --precision --read --recompute --report --sequence --share --staging --stats --trace --updates --write
+set -g _shtab_tidelog_opts_with_value --blocks --data-path --device --drive --drives --gpu --host-memory --memory --micro-batch --micro-batches --mode --output --parts --policy --pool --pool-size --precision --read --recompute --report --sequence --share --staging --stats --trace --updates --what --write
 
 complete -c tidelog -e
 complete -c tidelog -f
