@@ -1,5 +1,5 @@
-"""What tidelog.abi._native, _host, _seals, _kept and _mapped declare of the C ABI is what include/tidelog.h says, in both
-directions.
+"""What tidelog.abi._native, _host, _seals, _kept and _mapped declare of the C ABI is what include/tidelog.h says, in
+both directions.
 """
 
 import ctypes
@@ -257,8 +257,10 @@ ARGUMENTS = {
     "lift_budget": (),
     "name": (1, _native.Kind.BUFFER, "a name"),
     "op_begin": (-1, 0, b"an op", {1: 0}, 0),
+    "pause": (0,),
     "plan": (),
     "set_budget": (1 << 20,),
+    "set_write_budget": (1 << 40,),
     "settle": (),
     "simulate": (),
     "stats": (),

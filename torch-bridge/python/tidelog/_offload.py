@@ -8,7 +8,7 @@ import torch
 
 from tidelog import _devices
 from tidelog._errors import BudgetError, Error
-from tidelog._options import Option, Size, declared, one_of, size, whole_number
+from tidelog._options import Option, Size, declared, one_of, size, size_a_day, whole_number
 from tidelog.abi._native import Policy, SessionOptions
 from tidelog.block._block import PartsName, RecomputeName, Settings, Tide, UpdatesName
 from tidelog.block._names import Together
@@ -143,6 +143,16 @@ def offload(
             one_of(*get_args(PartsName)),
         ),
     ] = "whole",
+    write_budget: Annotated[
+        int | str | None,
+        Option(
+            'what may be written to the SSDs a day: bytes, or text such as "2TB"; default: as much as it takes. Under '
+            "torchrun the ranks of this machine have equal parts of it. Plans write less where that is faster than a "
+            "pause; where no plan writes so little, a pause follows the step, which Ctrl-C ends. The same bits. "
+            "`stats()` says what was written and how long was paused.",
+            size_a_day,
+        ),
+    ] = None,
     pool_size: Annotated[
         int | str | None,
         Option(
@@ -213,7 +223,7 @@ def offload(
     """
     place = _device.choose(device, model)
     memory = _budget(memory, host_memory, place, model)
-    assert not isinstance(host_memory, str) and not isinstance(pool_size, str)
+    assert not isinstance(host_memory, str) and not isinstance(pool_size, str) and not isinstance(write_budget, str)
     chosen = staging
     if staging is None:
         staging = default_staging(memory)
@@ -262,6 +272,7 @@ def offload(
         recompute=recompute,
         blocks=_calls_of(model, blocks) if blocks is not None else None,
         parts=parts,
+        write_budget=write_budget,
         resume=resume,
         together=together,
         report=report,

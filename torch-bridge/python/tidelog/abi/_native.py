@@ -102,6 +102,8 @@ SIGNATURES: Signatures = {
     "tide_session_close": (_i32, [_u64]),
     "tide_session_attention": (_pointer, [_u64]),
     "tide_session_set_budget": (_i32, [_u64, _u64]),
+    "tide_session_set_write_budget": (_i32, [_u64, _u64]),
+    "tide_session_pause": (_i32, [_u64, _u32]),
     "tide_session_sync": (_i32, [_u64, _pointer, _size, _pointer, _size]),
     "tide_session_name": (_i32, [_u64, _u32, _u32, _text]),
     "tide_session_resized": (_i32, [_u64, _u32, _u64]),
@@ -252,6 +254,18 @@ class Session:
     def lift_budget(self) -> None:
         """From here on everything may be in memory at once."""
         self.set_budget(_UNLIMITED)
+
+    # -- the write budget ---------------------------------------------------------------------------
+
+    def set_write_budget(self, bytes_per_day: int) -> None:
+        """From here on so many bytes a day may go to the devices; 0: as many as it takes."""
+        self._library.tide_session_set_write_budget(self._flushed(), bytes_per_day)
+
+    @whole
+    def pause(self, timeout_ms: int) -> bool:
+        """Between two steps: pauses as long as the write budget asks for, at most so long. Returns whether that was
+        not long enough."""
+        return self._library.tide_session_pause(self._flushed(), timeout_ms) == Status.WAITING
 
     # -- plans ------------------------------------------------------------------------------------
 

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tidelog import _errors, _turns
+from tidelog._options import size_a_day
 from tidelog._whole import whole
 from tidelog.abi._native import PART_NUMBERS, Session, SessionOptions
 from tidelog.block._loop import OptimizerSteps, owner_of
 from tidelog.block._names import Names, Together
-from tidelog.block._ranks import Ranks
+from tidelog.block._ranks import Ranks, local_world_size
 from tidelog.block._refusals import Refusals
 from tidelog.block._restoring import Restoring
 from tidelog.checkpoints import _checkpoint
@@ -55,6 +56,7 @@ from tidelog.storages._ops import living_tensors, memory_of
 
 _EVICTION_ATTEMPTS = 8
 _PLAN_POLL_SECONDS = 0.001
+_PAUSE_MS = 50  # at a time, so that signals are seen
 
 RecomputeName: TypeAlias = Literal["own", "best"]
 PartsName: TypeAlias = Literal["whole", "best"]
@@ -81,6 +83,7 @@ class Settings:
     recompute: RecomputeName
     blocks: CallsSeen | CallsOfClasses | None  # of blocks, which may run again
     parts: PartsName
+    write_budget: int | None  # bytes a day, of all ranks here
     resume: str | None
     together: Together | None  # how, where it is with the other ranks
     report: StrPath | None
@@ -94,6 +97,7 @@ class Tide:
         self.budget, self.staging = settings.budget, settings.staging
         self.mode, self.device = settings.mode, settings.device
         self._settings = settings
+        self._has_write_budget = False
         self.resumed: Resumed | None = None  # the checkpoint that this block goes on from
         device = self.device
         limit = self.budget - settings.buffers
@@ -175,6 +179,7 @@ class Tide:
             self.session.open(self._settings.session)
             self.performer.connect()
             self._use_parts()
+            self._set_write_budget(self._settings.write_budget)
         except BaseException as error:
             self._leave_ranks(error)
             raise
@@ -233,6 +238,10 @@ class Tide:
             self.ledger.number_from(PART_NUMBERS)
         else:
             self.steps.notices.append(f'parts="best": storages move whole: {why}')
+
+    def _set_write_budget(self, per_day: int | None) -> None:
+        self._has_write_budget = per_day is not None
+        self.session.set_write_budget((per_day or 0) // local_world_size())
 
     def _leave_ranks(self, error: BaseException | None) -> None:
         """The block ends, by that error if there is one: from here on this rank explains nothing."""
@@ -348,6 +357,8 @@ class Tide:
             steps.place.leave()
             if self.access.is_live():
                 self._end_step(completed, started, is_planned)
+                if completed and self._has_write_budget:
+                    self._pause()
 
     @whole
     def _end_step(self, completed: bool, started: float, is_planned: bool) -> None:
@@ -356,6 +367,13 @@ class Tide:
         self.steps.end(completed, started)
         if self._recompute is not None:
             self._recompute.end_step(started if completed else None, is_planned)
+
+    def _pause(self) -> None:
+        """Keeps to the write budget. A handler of the program's that has run ends it: the program may want to react.
+        What is left of it is added to the next one."""
+        ran = self._handlers.ran
+        while self.session.pause(_PAUSE_MS) and self._handlers.ran == ran:
+            pass
 
     def _why_no_choice(self, settings: Settings) -> str | None:
         """Why all regions run as the program has them, if that is so."""
@@ -465,6 +483,12 @@ class Tide:
             self._restoring.everything()
             if not self.is_open:
                 self._close()
+
+    def set_write_budget(self, write_budget: int | str | None) -> None:
+        """Has another write budget hold from here on, as `offload` takes it; None: none. What was written before
+        counts no longer, and steps are planned for again."""
+        self._require_open()
+        self._set_write_budget(None if write_budget is None else size_a_day(write_budget, "write_budget"))
 
     def await_plan(self) -> None:
         """Waits until no plan is being made, no better one is likely to be found, and no regions are chosen. What is to

@@ -221,6 +221,12 @@ def _summary(figures: Figures) -> Iterator[str]:
     if totals["bytes_written"]:
         per_day = totals["bytes_written"] / figures["seconds"] * SECONDS_OF_A_DAY
         yield f"{per_day / 1e12:,.1f} TB a day are written to the SSDs at this pace"
+    if (budget := figures["write_budget"]) is not None:
+        yield (
+            f"{budget['written_per_day'] / 1e12:,.3g} TB a day with all that devices write, of a write budget of "
+            f"{budget['bytes_per_day'] / 1e12:,.3g} TB; paused {budget['pause_ns'] / 1e9:.1f} s after "
+            f"{budget['pauses']} steps"
+        )
     stalled = totals["stall_ns"] / 1e9
     yield f"ops waited {stalled:.1f} s of {figures['seconds']:.1f} s ({stalled / figures['seconds']:.0%})"
     # Notices are warnings of the logger, where the block ends.

@@ -109,6 +109,16 @@ class PlanFigures(TypedDict):
     improvements: int  # better plans for the same, found by the search that goes on
 
 
+class WriteBudgetFigures(TypedDict):
+    """The write budget of this process, since it holds."""
+
+    bytes_per_day: int  # that may be written
+    bytes_written: int  # to the devices: with padding, metadata, checkpoints and what reclamation copies
+    written_per_day: int  # at the pace so far
+    pauses: int  # steps that a pause has followed
+    pause_ns: int  # all pauses together
+
+
 class HostMemory(TypedDict):
     """Page-locked memory that takes a GPU's tensors before the pool does."""
 
@@ -315,5 +325,6 @@ class Stats(TypedDict):
     improving: bool  # whether a better plan is looked for, and likely to be found
     held_back: list[str]  # the last steps that were recorded and gave no plan yet, each with why
     plan: PlanFigures | None
+    write_budget: WriteBudgetFigures | None  # with write_budget=
     notices: list[str]  # for people
     unmovable: list[str]  # tensors whose memory is not torch's own

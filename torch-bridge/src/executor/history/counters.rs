@@ -18,7 +18,7 @@ pub(in crate::executor) type BytesByKind = [u64; StorageKind::ALL.len()];
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(in crate::executor) struct Totals {
     /// To the pool, and from it.
-    bytes_written: u64,
+    pub(in crate::executor) bytes_written: u64,
     bytes_read: u64,
     bytes_to_host: u64,
     bytes_from_host: u64,
@@ -69,6 +69,10 @@ pub(in crate::executor) struct Counters {
     last_pace: StepRate,
     step_began_at: Totals,
     step_began: Option<Moment>,
+    /// When the last step ended, or the pause behind it.
+    step_ended: Option<Instant>,
+    /// Between that and the next one.
+    between: Duration,
     writes: Busy,
     reads: Busy,
     host_writes: Busy,
@@ -144,6 +148,11 @@ impl Counters {
     /// Of the last step.
     pub(in crate::executor) fn last_pace(&self) -> StepRate {
         self.last_pace
+    }
+
+    /// What passed between the last two steps, without pauses.
+    pub(in crate::executor) fn between(&self) -> Nanos {
+        Nanos(self.between.as_nanos() as u64)
     }
 
     /// To the pool.
@@ -247,6 +256,7 @@ impl Counters {
 
     pub(super) fn step_begins(&mut self) {
         self.step_began_at = self.totals;
+        self.between = self.step_ended.map_or(Duration::ZERO, |ended| ended.elapsed());
         let (reads, writes) = (self.reads.so_far(), self.writes.so_far());
         self.step_began = Some(Moment { at: Instant::now(), reads, writes });
     }
@@ -254,6 +264,12 @@ impl Counters {
     pub(super) fn step_ends(&mut self) {
         self.last_step = self.totals.since(self.step_began_at);
         self.last_pace = self.pace();
+        self.step_ended = Some(Instant::now());
+    }
+
+    /// A pause behind a step has ended, or a part of it.
+    pub(super) fn paused(&mut self) {
+        self.step_ended = Some(Instant::now());
     }
 
     /// Measured bandwidths of the pool or of host memory, back and out, as far as transfers have

@@ -55,6 +55,11 @@ impl History {
         self.recorder.step_ends(complete, now);
     }
 
+    /// The program has paused behind a step.
+    pub(super) fn paused(&mut self) {
+        self.counters.paused();
+    }
+
     /// Memory now: bytes at rest, bytes of storages on their way, bytes of all that lives.
     pub(super) fn sample(&mut self, now: Instant, resident: u64, moving: u64, wanted: u64) {
         self.recorder.sample(now, resident, moving, wanted);
