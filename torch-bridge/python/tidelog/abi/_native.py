@@ -12,12 +12,15 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from tidelog import _errors
 from tidelog._whole import whole
 from tidelog.abi._library import Signatures, Status, declare, last_error, load_library, read_json
 from tidelog.output._figures import RegionChoice, Simulated, Stats, StrPath
+
+if TYPE_CHECKING:
+    from tidelog._budget_error import BudgetError
 
 
 class PartsState(IntEnum):
@@ -156,7 +159,7 @@ class Session:
         self.attention = _NOTHING_WAITS  # [0] is not 0 while completions wait
         self.forked = False  # true in a child of a fork: its handles are dead
         # What has no room is told in words that the block has.
-        self.tell_refusal: Callable[[_errors.BudgetError], _errors.BudgetError] = lambda error: error
+        self.tell_refusal: Callable[[BudgetError], BudgetError] = lambda error: error
         self._reporter = reporter
         self.devices, self.share = b"", 0  # of the pool, once it is open
         self._handle = 0
@@ -343,7 +346,7 @@ class Session:
     def _last_error(self, status: int) -> _errors.Error:
         """The exception for a status below zero."""
         error = last_error(self._library, status, self._reporter.name_of)
-        return self.tell_refusal(error) if isinstance(error, _errors.BudgetError) else error
+        return self.tell_refusal(cast("BudgetError", error)) if status == Status.BUDGET_EXCEEDED else error
 
     @whole
     def _json(self, function: Callable[..., int]) -> Any:

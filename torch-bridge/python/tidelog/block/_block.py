@@ -11,12 +11,13 @@ from functools import partial
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, TypeAlias, cast
+from typing import Literal, cast
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tidelog import _errors, _turns
+from tidelog._budget_error import BudgetError
 from tidelog._options import size_a_day
 from tidelog._whole import whole
 from tidelog.abi._native import PART_NUMBERS, Session, SessionOptions
@@ -45,7 +46,16 @@ from tidelog.order._early import EarlyUpdates
 from tidelog.order._lazy import LazyUpdates
 from tidelog.order._updates import Updates
 from tidelog.output import _logging, _notebook
-from tidelog.output._figures import Phase, SimulatedStep, Stats, StepFigures, StrPath
+from tidelog.output._figures import (
+    PartsName,
+    Phase,
+    RecomputeName,
+    SimulatedStep,
+    Stats,
+    StepFigures,
+    StrPath,
+    UpdatesName,
+)
 from tidelog.output._notebook import Report
 from tidelog.recompute._choosable import CheckpointedRegions, NamedBlocks
 from tidelog.recompute._recompute import Recompute
@@ -58,9 +68,6 @@ _EVICTION_ATTEMPTS = 8
 _PLAN_POLL_SECONDS = 0.001
 _PAUSE_MS = 50  # at a time, so that signals are seen
 
-RecomputeName: TypeAlias = Literal["own", "best"]
-PartsName: TypeAlias = Literal["whole", "best"]
-UpdatesName: TypeAlias = Literal["own", "lazy", "early"]
 _UPDATES: dict[UpdatesName, type[Updates]] = {"own": Updates, "lazy": LazyUpdates, "early": EarlyUpdates}
 
 # The block that is open (at most one in a process), and those that ended with tensors out.
@@ -259,7 +266,7 @@ class Tide:
                 if ledger.live > ledger.limit and not is_refused:
                     try:
                         self.session.settle()
-                    except _errors.BudgetError:  # it is raised when all that cannot move has been counted
+                    except BudgetError:  # it is raised when all that cannot move has been counted
                         is_refused = True
         for earlier in list(_left_behind):
             if not earlier.ledger.has_away():

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch.utils.serialization import config
 
-from tidelog import _errors, _patches
+from tidelog import _patches
+from tidelog._budget_error import BudgetError
 from tidelog.dispatch._access import Access
 from tidelog.memory._record import Storage, nbytes, resizable
 
@@ -61,7 +62,7 @@ def _movable(storage: Storage) -> torch.UntypedStorage:
     length = nbytes(storage)
     if resizable(storage) or length == 0:
         return storage
-    with torch.no_grad(), contextlib.suppress(_errors.BudgetError):
+    with torch.no_grad(), contextlib.suppress(BudgetError):
         # The default device may be another.
         room = torch.empty(length, dtype=torch.uint8, device=storage.device)
         room.copy_(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage))

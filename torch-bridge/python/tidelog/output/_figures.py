@@ -10,6 +10,11 @@ from typing import Literal, TypeAlias, TypedDict
 
 StrPath: TypeAlias = str | os.PathLike[str]
 Phase: TypeAlias = Literal["profiling", "planned", "reactive"]
+# What options of `offload` may be.
+RecomputeName: TypeAlias = Literal["own", "best"]
+PartsName: TypeAlias = Literal["whole", "best"]
+UpdatesName: TypeAlias = Literal["own", "lazy", "early"]
+Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 
 
 class Totals(TypedDict):

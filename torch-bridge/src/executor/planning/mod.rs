@@ -407,8 +407,8 @@ impl Planning {
         let rates = self.rates(machine, history);
         let compute = history.counters().last_pace().compute;
         let goal = self.goal(compute, trace.duration(), history);
-        // Judged by it, the pause is long enough in any case; without a budget, what lies between
-        // the ops of such steps is no matter.
+        // With a budget the plan is chosen by it, so drift is judged from there; without one, by
+        // the first steps under the plan.
         let compute = compute.filter(|_| self.write_budget.is_some());
         let (policy, moves_parts) = (self.policy, self.moves_parts);
         let (machine, runtime) = (rates.machine(machine, self.staging), runtime(history));
