@@ -227,6 +227,17 @@ def test_the_summary_and_what_is_refused_are_json_where_that_is_asked_for(progra
         assert (code, out, said["exit"]) == (expected, "", expected) and why in said["error"]
 
 
+def test_a_write_budget_is_kept_and_summed_up(program, tidelog_run):
+    path = program(TRAIN)
+    plain = run_plain(path, "--steps", 8)
+    code, out, err = tidelog_command(*tidelog_run[2:], "--write-budget", "800 GB a day", path, "--steps", 8)
+    assert (code, out) == (0, plain[1]), err
+    said = re.search(r"of a write budget of 0\.8 TB; paused (\d+\.\d) s after [1-8] steps", err)
+    assert said and float(said[1]) > 0, err
+    code, _, err = tidelog_command(*tidelog_run[2:], "--write-budget", "2", path)
+    assert code == 64 and "--write-budget: '2': less than 1GB a day" in err, err
+
+
 def test_an_unknown_word_for_an_option_is_a_wrong_command_line(program):
     code, _, err = tidelog_command("run", "--memory", "1GiB", "--pool", ".", "--mode", "sometimes", program("pass"))
     assert code == 64 and "reactive" in err, err

@@ -72,7 +72,8 @@ def loop():
 
 def test_figures_have_the_keys_of_their_types(pool, loop):
     model, optimizer = loop
-    with tidelog.offload(model, optimizer, pool=pool, memory="2MiB", staging="256KiB", pool_size="64MiB") as tide:
+    options = {"memory": "2MiB", "staging": "256KiB", "pool_size": "64MiB", "write_budget": "900PB"}
+    with tidelog.offload(model, optimizer, pool=pool, **options) as tide:
         assert list(keys(_figures.StepFigures, tide.last_step())) == []
         assert tide.simulate_step() is None  # no plan was followed yet
         for _ in range(6):

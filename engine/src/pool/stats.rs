@@ -9,6 +9,7 @@ use super::options::{PoolStats, WrittenBytes};
 use crate::layout::LifetimeClass;
 use crate::log::{Durability, Lane};
 use crate::path::Endurance;
+use crate::schedule::DeviceStats;
 use crate::units::ByteCount;
 
 const CLASSES: usize = LifetimeClass::ALL.len();
@@ -79,6 +80,15 @@ impl Pool {
             scrubbed: self.0.shared.scrubbed().clone(),
             repaired_superblocks: self.0.repaired_superblocks.clone(),
         })
+    }
+
+    /// Returns the bytes to and from each device since the pool was opened, in the order of
+    /// [`PoolDescription::devices`](super::PoolDescription).
+    ///
+    /// # Errors
+    /// The pool is closed, or this is a forked child.
+    pub fn device_stats(&self) -> Result<Vec<DeviceStats>, Unusable> {
+        Ok(self.reactor()?.as_ref().ok_or(Unusable::Closed)?.stats().devices)
     }
 
     /// The segments in which checkpoints of the index go on, counted over the pool.

@@ -1,13 +1,15 @@
 //! Wear of the drives by a plan, before the first byte is written: terabytes per day, how long each
 //! drive lasts, and what writing less would cost in speed.
 
+mod budget;
+
 use crate::hardware::Hardware;
 use crate::plan::Plan;
 use crate::simulate::Simulation;
 use crate::units::{Bytes, Nanos};
+use budget::{DAY, whole};
+pub use budget::{WriteAllowance, WriteBudget};
 use serde::Serialize;
-
-const DAY: u128 = 86_400 * 1_000_000_000;
 
 /// Budgets on the curve, as parts of what the plan without a budget writes per day, in per cent.
 const BUDGETS_PERCENT: [u64; 8] = [100, 90, 80, 65, 50, 40, 30, 20];
@@ -139,8 +141,8 @@ pub fn unbeaten(mut found: Vec<StepChoice>) -> Vec<StepChoice> {
 pub fn under_budget(choices: &[StepChoice], budget_per_day: Bytes) -> Option<WriteBudgetPoint> {
     let point = |(choice, one): (usize, &StepChoice)| {
         let written = one.simulation.bytes.ssd_written;
-        let paced = (u128::from(written.0) * DAY).div_ceil(u128::from(budget_per_day.0.max(1)));
-        let step = one.simulation.time.max(Nanos(whole(paced)));
+        let budget = WriteBudget { per_day: budget_per_day, beside: Nanos(0) };
+        let step = budget.paced(one.simulation.time, written);
         WriteBudgetPoint {
             budget_per_day,
             step,
@@ -164,10 +166,6 @@ pub fn curve(choices: &[StepChoice]) -> Vec<WriteBudgetPoint> {
             under_budget(choices, Bytes(whole(budget)))
         })
         .collect()
-}
-
-fn whole(amount: u128) -> u64 {
-    u64::try_from(amount).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use super::Goal;
 use crate::cost::Machine;
+use crate::endurance::WriteBudget;
 use crate::migration::Migration;
 use crate::plan::{Expectation, Plan};
 use crate::simulate::Simulation;
@@ -35,6 +36,10 @@ impl Candidate {
     /// Returns whether another one is no better, neither in time nor in bytes written.
     fn beats(&self, other: &Self) -> bool {
         self.time() <= other.time() && self.written() <= other.written()
+    }
+
+    fn keeps_to(&self, budget: WriteBudget) -> bool {
+        budget.allows(self.simulation.time, self.simulation.bytes.ssd_written)
     }
 
     pub(super) fn into_plan(self, trace: &Trace, machine: &Machine) -> (Plan, Simulation) {
@@ -83,15 +88,33 @@ impl Candidates {
     pub(super) fn best(&self, goal: Goal) -> Option<&Candidate> {
         let shortest = self.kept.iter().map(Candidate::time).min()?;
         let within = |parts| shortest + shortest / parts;
-        let limit = match (goal, self.published) {
-            // Never slower than the published plans, not even by a hair.
-            (Goal::Time, Some(published)) => within(AS_FAST_PARTS).min(published),
-            (Goal::Time, None) => within(AS_FAST_PARTS),
-            (Goal::Balanced, Some(published)) => within(FAST_ENOUGH_PARTS).min(published),
-            (Goal::Balanced, None) => within(FAST_ENOUGH_PARTS),
-            (Goal::Wear, published) => published.unwrap_or(within(AS_FAST_PARTS)),
+        // Never slower than the published plans, not even by a hair.
+        let published = self.published.unwrap_or(u64::MAX);
+        let limit = match goal {
+            Goal::Time => within(AS_FAST_PARTS).min(published),
+            Goal::Balanced => within(FAST_ENOUGH_PARTS).min(published),
+            Goal::Wear => self.published.unwrap_or(within(AS_FAST_PARTS)),
+            Goal::Budget(budget) => return self.best_under(budget),
         };
         let allowed = self.kept.iter().filter(|one| one.time() <= limit);
+        allowed.min_by_key(|one| (one.written(), one.time()))
+    }
+
+    /// Returns whether the plan that is balanced writes more than a budget allows.
+    pub(super) fn is_beyond(&self, budget: WriteBudget) -> bool {
+        self.best(Goal::Balanced).is_some_and(|one| !one.keeps_to(budget))
+    }
+
+    fn best_under(&self, budget: WriteBudget) -> Option<&Candidate> {
+        let balanced = self.best(Goal::Balanced)?;
+        if balanced.keeps_to(budget) {
+            return Some(balanced);
+        }
+        let paced =
+            |one: &Candidate| budget.paced(one.simulation.time, one.simulation.bytes.ssd_written).0;
+        let shortest = self.kept.iter().map(paced).min()?;
+        let limit = shortest.saturating_add(shortest / FAST_ENOUGH_PARTS);
+        let allowed = self.kept.iter().filter(|one| paced(one) <= limit);
         allowed.min_by_key(|one| (one.written(), one.time()))
     }
 }

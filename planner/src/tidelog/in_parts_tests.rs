@@ -48,6 +48,7 @@ fn parts_never_lead_to_a_worse_plan() {
                 Goal::Balanced => shortest.0 + shortest.0 / 100,
                 Goal::Time => shortest.0 + shortest.0 / 1000,
                 Goal::Wear => whole.best().unwrap().1.time.0.max(time.0),
+                Goal::Budget(_) => unreachable!("none of these"),
             };
             assert!(time.0 <= within, "step {number}: {goal:?}, {time:?} of {shortest:?}");
             // What is told of the plan is what it does.

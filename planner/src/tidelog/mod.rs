@@ -18,6 +18,7 @@ mod trials;
 mod variant;
 
 use crate::cost::Machine;
+use crate::endurance::WriteBudget;
 use crate::plan::Plan;
 use crate::simulate::{Carrier, GpuRuntime, Runtime, SimulateError, Simulation};
 use crate::trace::Trace;
@@ -101,6 +102,19 @@ pub enum Goal {
     Time,
     /// The fewest bytes written to SSDs, in a time no longer than the published algorithm's best.
     Wear,
+    /// Balanced plans where one keeps to the budget; else the shortest iteration with the pause that
+    /// keeps to it, and of a hundredth of that the fewest bytes.
+    Budget(WriteBudget),
+}
+
+impl Goal {
+    /// The length of such a step, with the pause that the goal asks for.
+    pub fn length(self, time: Nanos, written: Bytes) -> Nanos {
+        match self {
+            Self::Balanced | Self::Time | Self::Wear => time,
+            Self::Budget(budget) => budget.paced(time, written),
+        }
+    }
 }
 
 /// The ideas of the policy that can be left out one by one.

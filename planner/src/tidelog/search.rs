@@ -200,7 +200,9 @@ impl<'a> Search<'a> {
     fn affords(&self, is_limited: bool) -> bool {
         let planned = match self.options.goal {
             Goal::Wear => u64::MAX,
-            Goal::Balanced | Goal::Time => self.options.planned,
+            // What writes less is worth looking for where a pause would be longer.
+            Goal::Budget(budget) if self.found.is_beyond(budget) => u64::MAX,
+            Goal::Balanced | Goal::Time | Goal::Budget(_) => self.options.planned,
         };
         let ops = self.trace.ops.len() as u64;
         !is_limited || (self.planned + 1).saturating_mul(ops) <= planned

@@ -1,6 +1,7 @@
 use super::*;
 use crate::algorithm1;
 use crate::cost::SsdLink;
+use crate::endurance::WriteBudget;
 use crate::instances::random_machine;
 use crate::lifetime::Lifetimes;
 use crate::simulate::{Policy, run_many, simulate, simulate_under};
@@ -201,4 +202,35 @@ fn the_default_goal_gives_a_hundredth_of_time_for_fewer_bytes() {
         cases += 1;
     }
     assert!(spared > 0, "of {cases} steps");
+}
+
+/// A budget that is kept anyway changes nothing; a smaller one leads to the shortest step with its
+/// pause that any plan has, down to one that no plan keeps to.
+#[test]
+fn a_write_budget_leads_to_the_shortest_step_with_its_pause() {
+    const DAY: u64 = 86_400 * 1_000_000_000;
+    let trace = training(8, 50, 40, 30);
+    let machine = machine(500);
+    let options = TidelogOptions { trials: 0, ..TidelogOptions::default() };
+    let (free, fast) = tidelog(&trace, &machine, options).unwrap();
+    let all = frontier(&trace, &machine, options).unwrap();
+    let beside = Nanos(7);
+    let (mut paused, mut slower) = (0, 0);
+    for percent in [200, 101, 95, 80, 60, 40, 20, 5] {
+        let per_step = fast.bytes.ssd_written.0 * percent / 100;
+        let per_day = Bytes(DAY / (fast.time.0 + beside.0) * per_step);
+        let goal = Goal::Budget(WriteBudget { per_day, beside });
+        let (plan, found) = tidelog(&trace, &machine, TidelogOptions { goal, ..options }).unwrap();
+        let length = |one: &Simulation| goal.length(one.time, one.bytes.ssd_written);
+        if percent > 100 {
+            assert_eq!(plan.rows, free.rows);
+        }
+        let shortest = all.iter().map(|(_, one)| length(one)).min().unwrap();
+        assert!(length(&found).0 <= shortest.0 + shortest.0 / 100, "{percent} %");
+        slower += u32::from(found.time > fast.time);
+        paused += u32::from(length(&found).0 > found.time.0 + beside.0);
+        let written = u128::from(found.bytes.ssd_written.0) * u128::from(DAY);
+        assert!(written <= u128::from(per_day.0) * u128::from(length(&found).0), "{percent} %");
+    }
+    assert!(slower > 0 && paused > 0, "{slower} slower, {paused} with pauses");
 }

@@ -59,6 +59,8 @@ pub fn statuses_of_a_stale(handle: u64) -> Vec<i32> {
             tide_batch_drop(handle),
             tide_session_close(handle),
             tide_session_set_budget(handle, 1),
+            tide_session_set_write_budget(handle, 1),
+            tide_session_throttle(handle, 0),
             tide_session_sync(handle, null(), 1, null(), 1),
             tide_session_name(handle, 0, 0, null()),
             tide_session_resized(handle, 0, 0),

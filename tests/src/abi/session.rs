@@ -87,7 +87,7 @@ pub fn walk_session(
                 framework.step(if begins { 1 } else { i32::from(choices.percent(30)) * 2 });
                 index = if begins { 0 } else { -1 };
             }
-            87..90 => framework.set_budget(budget + choices.below(128 << 10)),
+            87..90 => set_a_budget(&mut choices, &mut framework, budget),
             90 => assert_eq!(tide_session_leave_plan(framework.session), TIDE_READY),
             91 => {
                 let held = i32::from(choices.percent(50));
@@ -122,6 +122,17 @@ pub fn walk_session(
     let stats = framework.stats();
     framework.end();
     stats
+}
+
+/// Sets another budget of memory, or of bytes that are written.
+fn set_a_budget(choices: &mut Choices, framework: &mut Framework, budget: u64) {
+    if choices.percent(60) {
+        return framework.set_budget(budget + choices.below(128 << 10));
+    }
+    let per_day = [0, 1, choices.below(1 << 50), u64::MAX][choices.below(4) as usize];
+    assert_eq!(tide_session_set_write_budget(framework.session, per_day), TIDE_READY);
+    let paused = tide_session_throttle(framework.session, 0);
+    assert!([TIDE_READY, TIDE_WAITING].contains(&paused), "{}", last_error());
 }
 
 /// A state, or an error that may come of a call that fits nothing that went before.

@@ -36,6 +36,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[torc
         updates="lazy",
         recompute="own",
         parts="whole",
+        write_budget="2TB",
         blocks=None,
         pool_size="1TiB",
         sparse=True,
@@ -55,6 +56,9 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[torc
                 optimizer.step()
             write_step(SummaryWriter("runs"), same, 1)
         tide.await_plan()
+        tide.set_write_budget(None)
+        if (budget := tide.stats()["write_budget"]) is not None:
+            print(budget["written_per_day"] / budget["bytes_per_day"], budget["pause_ns"])
         tide.name(model, optimizer)
         look(tide, batches[0])
     return tide.peak_bytes

@@ -10,12 +10,11 @@
 Results are bit-identical to the same run without offloading. See ``help(tidelog.offload)``.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from tidelog import _versions  # noqa: F401, I001 (first: it refuses a torch that is too old)
-from tidelog._accumulate import accumulate
+from tidelog import _versions
 from tidelog._errors import (
-    BudgetError,
     DeviceError,
     Error,
     ForkedError,
@@ -28,12 +27,13 @@ from tidelog._errors import (
     UnmovableError,
 )
 from tidelog._offload import offload
-from tidelog.abi import _library
-from tidelog.block._block import Tide
-from tidelog.checkpoints._checkpoint import Checkpoints, restore
 from tidelog.output._notebook import Report
 
 if TYPE_CHECKING:
+    from tidelog._accumulate import accumulate
+    from tidelog._budget_error import BudgetError
+    from tidelog.block._block import Tide
+    from tidelog.checkpoints._checkpoint import Checkpoints, restore
     from tidelog.commands._fit import fit
     from tidelog.commands._fit_result import Fit
 
@@ -62,12 +62,33 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # What a training program does not use is not loaded for it.
-    if name == "__version__":
-        return _library.version()
-    if name in ("Fit", "fit"):
-        from tidelog.commands import _fit
+if (_torch := _versions.installed()) is not None:
+    _versions.refuse_older(_torch)
 
-        return getattr(_fit, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# What needs torch, or is not for training programs, is imported when it is asked for: `tidelog --help` needs neither.
+_LATER = {
+    "BudgetError": "tidelog._budget_error",
+    "Checkpoints": "tidelog.checkpoints._checkpoint",
+    "Fit": "tidelog.commands._fit_result",
+    "Tide": "tidelog.block._block",
+    "accumulate": "tidelog._accumulate",
+    "fit": "tidelog.commands._fit",
+    "restore": "tidelog.checkpoints._checkpoint",
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            from tidelog.abi._library import version
+
+            value = version()
+        elif name in _LATER:
+            value = getattr(importlib.import_module(_LATER[name]), name)
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__, "__version__"})

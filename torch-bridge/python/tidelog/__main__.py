@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from tidelog.abi import _library
-from tidelog.commands import _completions, _fit_command, _run
+from tidelog.commands import _completions, _fit_command, _run_command
 from tidelog.commands._commands import Parser, ended
 
 DESCRIPTION = """\
@@ -30,7 +30,7 @@ def parser() -> Parser:
     )
     whole.add_argument("--version", action="version", version=f"tidelog {_library.version()}")
     commands = whole.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
-    for command in (_run, _fit_command, _completions):
+    for command in (_run_command, _fit_command, _completions):
         command.add_command(commands)
     return whole
 
@@ -43,7 +43,7 @@ def main() -> int:
         return ended(ending.code if isinstance(ending.code, int) else 0)
     code: int = said.command(said)
     # What `run` leaves in standard output is its program's, and ends as it would without tidelog.
-    return code if said.command is _run.run else ended(code)
+    return code if said.command is _run_command.run else ended(code)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Errors, one class per thing a caller may want to handle."""
-
-from torch import OutOfMemoryError
+"""Errors, one class per thing a caller may want to handle. `BudgetError`, which is torch's own too, is in
+`_budget_error`: what is here needs no torch.
+"""
 
 
 class Error(RuntimeError):
@@ -17,12 +17,6 @@ class DeviceError(Error):
 
 class RankError(Error):
     """Error of another rank of the distributed program. The text says which, and why."""
-
-
-class BudgetError(Error, OutOfMemoryError):
-    """One op's own tensors, or what cannot move, exceed the budget. The text gives a budget that is enough, and says
-    what stays. To what looks for a batch size that fits it is an error like torch's own.
-    """
 
 
 class OrderError(Error):

@@ -2,20 +2,22 @@
 
 import os
 from collections.abc import Iterable
-from typing import Annotated, Literal, get_args
-
-import torch
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from tidelog import _devices
-from tidelog._errors import BudgetError, Error
-from tidelog._options import Option, Size, declared, one_of, size, whole_number
+from tidelog._errors import Error
+from tidelog._options import Option, Size, declared, one_of, size, size_a_day, whole_number
 from tidelog.abi._native import Policy, SessionOptions
-from tidelog.block._block import PartsName, RecomputeName, Settings, Tide, UpdatesName, WhatName
-from tidelog.block._names import Together
-from tidelog.block._ranks import go_on_together, local_rank, local_world_size
-from tidelog.memory import _device, _limits
-from tidelog.order._chains import CallsOfClasses, CallsSeen, Chain
-from tidelog.output._figures import StrPath
+from tidelog.output._figures import PartsName, RecomputeName, StrPath, UpdatesName, WhatName
+
+# The options are read and explained without torch; what a block is made of needs it.
+if TYPE_CHECKING:
+    import torch
+
+    from tidelog.block._block import Tide
+    from tidelog.block._names import Together
+    from tidelog.memory import _device
+    from tidelog.order._chains import CallsOfClasses, CallsSeen
 
 ModeName = Literal["auto", "reactive"]
 PolicyName = Literal["auto", "algorithm1", "tidelog"]
@@ -44,14 +46,14 @@ def memory_for(tensors: int) -> int:
 @declared
 def offload(
     model: Annotated[
-        torch.nn.Module | None,
+        "torch.nn.Module | None",
         Option(
             "its tensors get names in errors and reports. Every tensor of the process counts "
             "against the budget and may move, named or not."
         ),
     ] = None,
     optimizer: Annotated[
-        torch.optim.Optimizer | None,
+        "torch.optim.Optimizer | None",
         Option("its state gets names in errors and reports."),
     ] = None,
     *,
@@ -85,7 +87,7 @@ def offload(
         ),
     ] = None,
     device: Annotated[
-        str | torch.device,
+        "str | torch.device",
         Option(
             'device whose memory is limited: "cpu", "cuda", "cuda:1"; "auto": that of the model\'s parameters. Tensors '
             "elsewhere neither count nor move. Name it where a model is built inside the block."
@@ -134,7 +136,7 @@ def offload(
         ),
     ] = "own",
     blocks: Annotated[
-        Iterable[torch.nn.Module] | str | None,
+        "Iterable[torch.nn.Module] | str | None",
         Option(
             'for `recompute="best"` where the program has nothing under torch.utils.checkpoint: modules, such as '
             "model.layers, whose calls it may put there, or the names of their classes with commas between. They must "
@@ -150,6 +152,16 @@ def offload(
             one_of(*get_args(PartsName)),
         ),
     ] = "whole",
+    write_budget: Annotated[
+        int | str | None,
+        Option(
+            'what may be written to the SSDs a day: bytes, or text such as "2TB"; default: as much as it takes. Under '
+            "torchrun the ranks of this machine have equal parts of it. Plans write less where that is faster than a "
+            "pause; where no plan writes so little, a pause follows the step, which Ctrl-C ends. The same bits. "
+            "`stats()` says what was written and how long was paused.",
+            size_a_day,
+        ),
+    ] = None,
     pool_size: Annotated[
         int | str | None,
         Option(
@@ -210,7 +222,7 @@ def offload(
         StrPath | None,
         Option("path of an HTML report, written when the block ends."),
     ] = None,
-) -> Tide:
+) -> "Tide":
     """Runs the block with at most `memory` bytes of tensors in memory; the rest lies on `pool`.
 
     {options}
@@ -218,9 +230,14 @@ def offload(
     Raises PoolError, BudgetError, DeviceError (all tidelog.Error). The block covers the thread that
     entered it.
     """
+    from tidelog._budget_error import BudgetError
+    from tidelog.block._block import Settings, Tide
+    from tidelog.block._ranks import local_rank, local_world_size
+    from tidelog.memory import _device
+
     place = _device.choose(device, model)
     memory = _budget(memory, host_memory, place, model)
-    assert not isinstance(host_memory, str) and not isinstance(pool_size, str)
+    assert not isinstance(host_memory, str) and not isinstance(pool_size, str) and not isinstance(write_budget, str)
     chosen = staging
     if staging is None:
         staging = default_staging(memory)
@@ -272,6 +289,7 @@ def offload(
         blocks=_calls_of(model, blocks) if blocks is not None else None,
         parts=parts,
         what=what,
+        write_budget=write_budget,
         resume=resume,
         together=together,
         report=report,
@@ -291,9 +309,12 @@ def _refuse_beside_activations(updates: UpdatesName, parts: PartsName) -> None:
 
 
 def _budget(
-    memory: int | str, host_memory: int | str | None, place: _device.Host, model: torch.nn.Module | None
+    memory: int | str, host_memory: int | str | None, place: "_device.Host", model: "torch.nn.Module | None"
 ) -> Size:
     """The budget in bytes, for which there is memory."""
+    from tidelog.block._ranks import local_world_size
+    from tidelog.memory import _limits
+
     ranks = local_world_size()
     if isinstance(host_memory, Size):
         _limits.refuse_more_than_there_is("host_memory", host_memory, ranks)
@@ -307,8 +328,12 @@ def _budget(
     return memory
 
 
-def _calls_of(model: torch.nn.Module | None, blocks: Iterable[torch.nn.Module] | str) -> CallsSeen | CallsOfClasses:
+def _calls_of(
+    model: "torch.nn.Module | None", blocks: "Iterable[torch.nn.Module] | str"
+) -> "CallsSeen | CallsOfClasses":
     """Returns the way in which calls of named blocks are seen."""
+    from tidelog.order._chains import CallsOfClasses, CallsSeen, Chain
+
     if isinstance(blocks, str):
         names = [name.strip() for name in blocks.split(",")]
         if not all(name.isidentifier() for name in names):
@@ -319,8 +344,10 @@ def _calls_of(model: torch.nn.Module | None, blocks: Iterable[torch.nn.Module] |
     return CallsSeen(Chain(model, blocks).blocks.values())
 
 
-def _together(pool: str, checkpoint: str, buffered: bool) -> Together | None:
+def _together(pool: str, checkpoint: str, buffered: bool) -> "Together | None":
     """Returns the state that ranks resume together; None: there is one process."""
+    from tidelog.block._ranks import go_on_together
+
     if not go_on_together():
         return None
     from tidelog import _resume_ranks  # with torch.distributed.checkpoint, which few need

@@ -25,6 +25,9 @@ _R = TypeVar("_R", covariant=True)
 
 _SIZE = re.compile(r" *([0-9]+)(?:\.([0-9]{1,18}))? *(?:([kmgtp])(ib?|b|)|b|) *", re.IGNORECASE | re.ASCII)
 
+_A_DAY = re.compile(r"( */ *d(ay)?| +(a|per) +day) *$", re.IGNORECASE)
+A_DAY_MIN = 10**9  # bytes: who writes "2" means terabytes
+
 _WIDTH, _COLUMN = 100, 18  # of the help, and where its texts begin
 
 
@@ -137,6 +140,22 @@ def _bytes(text: str) -> int | None:
     factor: int = base ** ("kmgtp".index(prefix.lower()) + 1) if prefix else 1
     scale: int = 10 ** len(fraction)
     return int(whole) * factor + int(fraction or 0) * factor // scale
+
+
+def size_a_day(value: object, name: str) -> Size:
+    """Bytes a day: an int, or text such as "2TB", "500GB/day" or "2 TB a day"."""
+    text, number = str(value), value
+    if not isinstance(value, int) or isinstance(value, bool):
+        number = _bytes(_A_DAY.sub("", text))
+    if not isinstance(number, int):
+        raise Error(f"{name}={value!r}: expected bytes a day such as 2TB, 500GB/day or 2000000000000.")
+    if number < A_DAY_MIN:
+        raise Error(f"{name}={value!r}: less than 1GB a day, which no training keeps to; for 2 TB say '2TB'.")
+    if number >= 1 << 64:
+        raise Error(f"{name}={value!r}: more than any device takes.")
+    result = Size(number)
+    result.said = value
+    return result
 
 
 def whole_number(value: Any, name: str) -> int:

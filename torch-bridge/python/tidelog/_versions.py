@@ -1,14 +1,15 @@
 """The version of torch, and the oldest that will do. What differs between two of them is asked for by name where it is
 used, and by its version where it has none. For C++ that is in `native/compat.h`.
 
-Imported before anything else of the bridge: what a torch lacks that is too old would be an error that says less.
+Asked before anything else of the bridge is imported: what a torch lacks that is too old would be an error that says
+less.
 """
 
 from __future__ import annotations
 
 import re
-
-import torch
+import sys
+from importlib import metadata
 
 OLDEST = (2, 10)  # that has all which the bridge needs
 
@@ -28,5 +29,12 @@ def refuse_older(text: str) -> None:
         )
 
 
-THIS = version_of(str(torch.__version__))
-refuse_older(str(torch.__version__))
+def installed() -> str | None:
+    """The version of the torch that this process has, or would import. None: there is none, or nothing says its
+    version before it is imported."""
+    if (torch := sys.modules.get("torch")) is not None:
+        return str(torch.__version__)
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return None

@@ -22,14 +22,14 @@ import json
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 
+from tidelog.output._figures import Precision as Precision
 from tidelog.recorder import Gpu, Recorder
 
-Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 
 # Name -> the shape and type of what a model reads.
 Inputs: TypeAlias = dict[str, tuple[tuple[int, ...], torch.dtype]]

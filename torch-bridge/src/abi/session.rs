@@ -332,6 +332,26 @@ pub extern "C" fn tide_session_set_budget(session: u64, budget: u64) -> i32 {
     })
 }
 
+/// Sets how many bytes a day may go to the pool's devices from here on, padding, metadata and
+/// checkpoints included; 0: as many as it takes. Plans keep to it as far as any does, and
+/// `tide_session_throttle` to the rest. What was not written is there to be written for an hour.
+/// Another budget forgets what was written under the one before.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_session_set_write_budget(session: u64, bytes_per_day: u64) -> i32 {
+    with_session(session, |session| {
+        session.set_write_budget(bytes_per_day);
+        Ok(())
+    })
+}
+
+/// Pauses between two steps as long as the write budget asks for, at most `timeout_ms`. Returns
+/// `TIDE_WAITING` where that was not long enough: call it again. A caller that begins the next step
+/// instead has what is left added to the pause behind it.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_session_throttle(session: u64, timeout_ms: u32) -> i32 {
+    with_session(session, |session| Ok(session.throttle(Duration::from_millis(timeout_ms.into()))))
+}
+
 /// Reports storages that were born and that died. Repeating a report is harmless.
 ///
 /// # Safety

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tidelog_engine::schedule::{TransferError, Urgency};
 use tidelog_planner::migration::Ending;
@@ -22,6 +22,7 @@ use super::planning::Planning;
 use super::storages::{STORAGES_MAX, StorageBirth, Storages};
 use super::transfer::{StorageTransfer, TransferDirection};
 use super::transfers::{BackingStore, OrderedTransfer, QueuedRequest, TransferEnd, Transfers};
+use super::write_budget::{SessionWrites, WriteMeter, rated};
 use crate::error::{Failure, FailureKind};
 use crate::memory::{BYTES_MAX, CallerMemory, MemoryAction, MemoryRequest, RequestedBytes};
 
@@ -45,6 +46,7 @@ pub(super) struct Executor {
     pub(super) transfers: Transfers,
     pub(super) planning: Planning,
     pub(super) history: History,
+    pub(super) write_budget: Option<WriteMeter>,
     /// Parts that are to be out before an eviction that was asked for is through.
     evicting: Vec<StorageId>,
     /// Storages that the caller is in the middle of around the op that is begun, as the machine has
@@ -66,6 +68,7 @@ impl Executor {
             transfers: Transfers::new(store),
             planning,
             history: History::default(),
+            write_budget: None,
             evicting: Vec::new(),
             in_hand: Vec::new(),
             actions: Vec::new(),
@@ -228,6 +231,9 @@ impl Executor {
     pub(super) fn step_begins(&mut self) -> OpProgress {
         self.leave_ops();
         self.history.step_begins();
+        if let Some(budget) = &mut self.write_budget {
+            budget.step_begins();
+        }
         self.evicting.clear();
         self.ops.retry_declined(&mut self.machine);
         self.ops.step_begins();
@@ -256,6 +262,39 @@ impl Executor {
         self.history.step_ends(complete, self.transfers.under_way());
         self.planning.step_ends(complete, &self.machine, &self.storages, &self.history);
         self.machine.settle()
+    }
+
+    /// Sets how many bytes a day may go to the devices, to which `devices` went before.
+    pub(super) fn set_write_budget(&mut self, per_day: Option<Bytes>, devices: u64) {
+        let written = self.written(devices);
+        self.write_budget = per_day.map(|per_day| WriteMeter::new(per_day, written));
+        self.planning.set_write_budget(per_day, &self.machine, &self.history);
+    }
+
+    /// Returns how long to pause, as `devices` bytes have gone to the devices by now.
+    pub(super) fn throttle(&mut self, devices: u64) -> Duration {
+        let written = self.written(devices);
+        let Some(budget) = &mut self.write_budget else { return Duration::ZERO };
+        budget.look(written);
+        self.planning.storages_may_write(budget.for_storages());
+        budget.pause()
+    }
+
+    /// Notes that the caller was throttled for a time.
+    pub(super) fn has_throttled(&mut self, time: Duration) {
+        self.history.throttled();
+        let Some(budget) = &mut self.write_budget else { return };
+        if budget.has_paused(time) {
+            let (step, per_day) = (self.history.step_number(), rated(budget.per_day()));
+            self.planning.notice(format!(
+                "steps write more than the write budget of {per_day} a day, so pauses follow them, the first one step \
+                 {step}: stats()[\"write_budget\"] has their sum. More memory or a larger budget shortens them"
+            ));
+        }
+    }
+
+    fn written(&self, devices: u64) -> SessionWrites {
+        SessionWrites { storages: self.history.counters().totals().bytes_written, devices }
     }
 
     pub(super) fn op_begins(

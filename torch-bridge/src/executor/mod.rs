@@ -7,9 +7,10 @@
 //!
 //! Each room owns its state: [`ops`] the op that runs, [`transfers`] what is under way,
 //! [`planning`] the plans, [`history`] what happened, [`storages`] what storages are called,
-//! [`parts`] which of them the machine has in parts. No room changes another, but that `parts`
-//! tells the machine of parts. [`dispatch`] holds them beside the machine and says in which order
-//! they learn of an event; [`session`] is that behind a lock.
+//! [`parts`] which of them the machine has in parts, [`write_budget`] what was written a day. No
+//! room changes another, but that `parts` tells the machine of parts. [`dispatch`] holds them
+//! beside the machine and says in which order they learn of an event; [`session`] is that behind a
+//! lock.
 
 mod copies;
 mod dispatch;
@@ -25,6 +26,7 @@ mod step_rate;
 mod storages;
 mod transfer;
 mod transfers;
+mod write_budget;
 
 pub(crate) use dispatch::Readiness;
 pub(crate) use ops::OpCall;

@@ -18,7 +18,7 @@ pub(super) fn make(
     pool: Option<&PoolStats>,
     tier: Option<&HostTierStats>,
 ) -> Report {
-    let Executor { machine, storages, parts, planning, history, .. } = executor;
+    let Executor { machine, storages, parts, planning, history, write_budget, .. } = executor;
     let mut report = Report {
         title: "training step".to_owned(),
         budget: machine.budget(),
@@ -51,6 +51,9 @@ pub(super) fn make(
         for (device, how) in pool.reactor.slow_devices() {
             add("slow device", format!("{device} {how}"));
         }
+    }
+    if let Some(budget) = write_budget {
+        add("write budget", budget.text());
     }
     if let Some(tier) = tier {
         add("host memory", format!("{} at most of {}", tier.peak, tier.capacity));

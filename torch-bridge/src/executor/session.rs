@@ -2,7 +2,8 @@
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use tidelog_engine::pool::Pool;
 use tidelog_engine::units::ByteCount;
@@ -112,6 +113,26 @@ impl Session {
         let mut executor = self.lock();
         executor.machine.set_budget(Bytes(budget.min(BYTES_MAX)));
         executor.carry_out();
+    }
+
+    /// Sets how many bytes a day may be written from here on; 0: any number.
+    pub(crate) fn set_write_budget(&self, per_day: u64) {
+        let devices = self.store.bytes_written();
+        let per_day = (per_day > 0).then_some(Bytes(per_day));
+        self.lock().set_write_budget(per_day, devices);
+    }
+
+    /// Pauses as long as the write budget asks for, at most `timeout`. Ready once that is over.
+    pub(crate) fn throttle(&self, timeout: Duration) -> Readiness {
+        let devices = self.store.bytes_written();
+        let pause = self.lock().throttle(devices);
+        if pause.is_zero() {
+            return Readiness::Ready;
+        }
+        let began = Instant::now();
+        thread::sleep(pause.min(timeout));
+        self.lock().has_throttled(began.elapsed());
+        if pause > timeout { Readiness::Waiting } else { Readiness::Ready }
     }
 
     pub(crate) fn sync(

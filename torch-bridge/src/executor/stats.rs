@@ -10,6 +10,7 @@ use super::dispatch::Executor;
 use super::history::{BytesByKind, History};
 use super::planning::{Planned, Planning, Rate, SessionRates};
 use super::transfers::BackingStore;
+use super::write_budget::WriteMeter;
 use crate::pool::pool_figures;
 
 /// Figures since the session was opened.
@@ -19,7 +20,7 @@ pub(super) fn figures(
     pool: Option<&PoolStats>,
     endurance: Option<&[Result<Endurance, String>]>,
 ) -> Value {
-    let Executor { machine, parts, planning, history, .. } = executor;
+    let Executor { machine, parts, planning, history, write_budget, .. } = executor;
     let totals = history.counters().totals();
     let own = json!({
         "host_memory": store.tier_stats().map(|tier| host_memory(&tier)),
@@ -44,6 +45,7 @@ pub(super) fn figures(
             json!({ "storages": storages, "parts": parts })
         }),
         "plan": planning.planned().map(|planned| plan(planned, planning, history)),
+        "write_budget": write_budget.as_ref().map(WriteMeter::figures),
         "notices": planning.notices(),
     });
     let mut figures = pool_figures(pool, endurance);

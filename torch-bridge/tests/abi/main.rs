@@ -12,3 +12,4 @@ mod pools;
 mod session;
 mod tickets;
 mod training;
+mod write_budget;

@@ -51,9 +51,8 @@ _EXCEPTIONS: dict[int, type[_errors.Error]] = {
     Status.DEVICE_FAILED: _errors.DeviceError,
     Status.CHECKSUM: _errors.DeviceError,
     Status.CANCELLED: _errors.DeviceError,
-    Status.BUDGET_EXCEEDED: _errors.BudgetError,
     Status.FORKED: _errors.ForkedError,
-}  # any other: _errors.Error
+}  # BUDGET_EXCEEDED: BudgetError, which needs torch; any other: _errors.Error
 
 # What each function returns and takes. An int32_t is a status, and is checked.
 Signatures = Mapping[str, tuple[Any, list[Any]]]
@@ -96,7 +95,12 @@ def last_error(library: Library, status: int, name_of: Callable[[int], str | Non
     library.tide_last_error(buffer, length + 1, None)
     text = buffer.value.decode(errors="replace")
     name = name_of(storage.value) if name_of is not None and storage.value != NO_STORAGE else None
-    return _EXCEPTIONS.get(status, _errors.Error)(f"{name}: {text}" if name else text)
+    kind = _EXCEPTIONS.get(status, _errors.Error)
+    if status == Status.BUDGET_EXCEEDED:
+        from tidelog._budget_error import BudgetError
+
+        kind = BudgetError
+    return kind(f"{name}: {text}" if name else text)
 
 
 def read_json(write: Callable[[Any, int], int], error: Callable[[], _errors.Error]) -> Any:

@@ -12,12 +12,15 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from tidelog import _errors
 from tidelog._whole import whole
 from tidelog.abi._library import Signatures, Status, declare, last_error, load_library, read_json
 from tidelog.output._figures import RegionChoice, Simulated, Stats, StrPath
+
+if TYPE_CHECKING:
+    from tidelog._budget_error import BudgetError
 
 
 class PartsState(IntEnum):
@@ -102,6 +105,8 @@ SIGNATURES: Signatures = {
     "tide_session_close": (_i32, [_u64]),
     "tide_session_attention": (_pointer, [_u64]),
     "tide_session_set_budget": (_i32, [_u64, _u64]),
+    "tide_session_set_write_budget": (_i32, [_u64, _u64]),
+    "tide_session_throttle": (_i32, [_u64, _u32]),
     "tide_session_sync": (_i32, [_u64, _pointer, _size, _pointer, _size]),
     "tide_session_name": (_i32, [_u64, _u32, _u32, _text]),
     "tide_session_resized": (_i32, [_u64, _u32, _u64]),
@@ -157,7 +162,7 @@ class Session:
         self.attention = _NOTHING_WAITS  # [0] is not 0 while completions wait
         self.forked = False  # true in a child of a fork: its handles are dead
         # What has no room is told in words that the block has.
-        self.tell_refusal: Callable[[_errors.BudgetError], _errors.BudgetError] = lambda error: error
+        self.tell_refusal: Callable[[BudgetError], BudgetError] = lambda error: error
         self._reporter = reporter
         self.devices, self.share = b"", 0  # of the pool, once it is open
         self._handle = 0
@@ -264,6 +269,18 @@ class Session:
         """Lifts the budget: everything may be in memory at once."""
         self.set_budget(_UNLIMITED)
 
+    # -- the write budget ---------------------------------------------------------------------------
+
+    def set_write_budget(self, bytes_per_day: int) -> None:
+        """Sets how many bytes a day may go to the devices from here on; 0: as many as it takes."""
+        self._library.tide_session_set_write_budget(self._flushed(), bytes_per_day)
+
+    @whole
+    def throttle(self, timeout_ms: int) -> bool:
+        """Pauses between two steps as long as the write budget asks for, at most `timeout_ms`. Returns whether that
+        was not long enough."""
+        return self._library.tide_session_throttle(self._flushed(), timeout_ms) == Status.WAITING
+
     # -- plans ------------------------------------------------------------------------------------
 
     def use_parts(self) -> None:
@@ -342,7 +359,7 @@ class Session:
     def _last_error(self, status: int) -> _errors.Error:
         """The exception for a status below zero."""
         error = last_error(self._library, status, self._reporter.name_of)
-        return self.tell_refusal(error) if isinstance(error, _errors.BudgetError) else error
+        return self.tell_refusal(cast("BudgetError", error)) if status == Status.BUDGET_EXCEEDED else error
 
     @whole
     def _json(self, function: Callable[..., int]) -> Any:

@@ -11,18 +11,20 @@ from functools import partial
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, TypeAlias, cast
+from typing import Literal, cast
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tidelog import _errors, _turns
+from tidelog._budget_error import BudgetError
+from tidelog._options import size_a_day
 from tidelog._whole import whole
 from tidelog.abi._native import PART_NUMBERS, Session, SessionOptions
 from tidelog.block._loop import OptimizerSteps, owner_of
 from tidelog.block._names import Names, Together
 from tidelog.block._pause import Pauses
-from tidelog.block._ranks import Ranks
+from tidelog.block._ranks import Ranks, local_world_size
 from tidelog.block._refusals import Refusals
 from tidelog.block._restoring import Restoring
 from tidelog.block._what import ActivationsAlone
@@ -46,7 +48,17 @@ from tidelog.order._early import EarlyUpdates
 from tidelog.order._lazy import LazyUpdates
 from tidelog.order._updates import Updates
 from tidelog.output import _logging, _notebook
-from tidelog.output._figures import Phase, SimulatedStep, Stats, StepFigures, StrPath
+from tidelog.output._figures import (
+    PartsName,
+    Phase,
+    RecomputeName,
+    SimulatedStep,
+    Stats,
+    StepFigures,
+    StrPath,
+    UpdatesName,
+    WhatName,
+)
 from tidelog.output._notebook import Report
 from tidelog.recompute._choosable import CheckpointedRegions, NamedBlocks
 from tidelog.recompute._recompute import Recompute
@@ -58,11 +70,8 @@ from tidelog.storages._ops import living_tensors, memory_of
 
 _EVICTION_ATTEMPTS = 8
 _PLAN_POLL_SECONDS = 0.001
+_THROTTLE_MS = 50  # at a time, so that signals are seen
 
-RecomputeName: TypeAlias = Literal["own", "best"]
-PartsName: TypeAlias = Literal["whole", "best"]
-WhatName: TypeAlias = Literal["all", "activations"]
-UpdatesName: TypeAlias = Literal["own", "lazy", "early"]
 _UPDATES: dict[UpdatesName, type[Updates]] = {"own": Updates, "lazy": LazyUpdates, "early": EarlyUpdates}
 
 # The block that is open (at most one in a process), and those that ended with tensors out.
@@ -86,6 +95,7 @@ class Settings:
     blocks: CallsSeen | CallsOfClasses | None  # of blocks, which may run again
     parts: PartsName
     what: WhatName
+    write_budget: int | None  # bytes a day, of all ranks here
     resume: str | None
     together: Together | None  # how, where it is with the other ranks
     report: StrPath | None
@@ -99,6 +109,7 @@ class Tide:
         self.budget, self.staging = settings.budget, settings.staging
         self.mode, self.device = settings.mode, settings.device
         self._settings = settings
+        self._has_write_budget = False
         self.resumed: Resumed | None = None  # the checkpoint that this block goes on from
         device = self.device
         limit = self.budget - settings.buffers
@@ -190,6 +201,7 @@ class Tide:
             self.session.open(self._settings.session)
             self.performer.connect()
             self._use_parts()
+            self._set_write_budget(self._settings.write_budget)
         except BaseException as error:
             self._leave_ranks(error)
             raise
@@ -254,6 +266,10 @@ class Tide:
         else:
             self.steps.notices.append(f'parts="best": storages move whole: {why}')
 
+    def _set_write_budget(self, per_day: int | None) -> None:
+        self._has_write_budget = per_day is not None
+        self.session.set_write_budget((per_day or 0) // local_world_size())
+
     def _leave_ranks(self, error: BaseException | None) -> None:
         """The block ends, by that error if there is one: from here on this rank explains nothing."""
         self._ranks.leave()
@@ -272,7 +288,7 @@ class Tide:
                 if ledger.live > ledger.limit and not (is_refused or self.is_paused):
                     try:
                         self.session.settle()
-                    except _errors.BudgetError:  # it is raised when all that cannot move has been counted
+                    except BudgetError:  # it is raised when all that cannot move has been counted
                         is_refused = True
         ledger.look_again()
         for earlier in list(_left_behind):
@@ -376,6 +392,8 @@ class Tide:
             steps.place.leave()
             if self.access.is_live():
                 self._end_step(completed, started, is_planned)
+                if completed and self._has_write_budget:
+                    self._throttle()
             elif self.is_paused:
                 self._end_step(False, started, False)
 
@@ -386,6 +404,13 @@ class Tide:
         self.steps.end(completed, started)
         if self._recompute is not None:
             self._recompute.end_step(started if completed else None, is_planned)
+
+    def _throttle(self) -> None:
+        """Keeps to the write budget. A handler of the program's that has run ends it: the program may want to react.
+        What is left of it is added to the next one."""
+        ran = self._handlers.ran
+        while self.session.throttle(_THROTTLE_MS) and self._handlers.ran == ran:
+            pass
 
     def _why_no_choice(self, settings: Settings) -> str | None:
         """Returns the reason why all regions run as the program has them, if that is so."""
@@ -531,6 +556,12 @@ class Tide:
             self._restoring.everything()
             if not self.is_open:
                 self._close()
+
+    def set_write_budget(self, write_budget: int | str | None) -> None:
+        """Has another write budget hold from here on, as `offload` takes it; None: none. What was written before
+        counts no longer, and steps are planned for again."""
+        self._require_open()
+        self._set_write_budget(None if write_budget is None else size_a_day(write_budget, "write_budget"))
 
     def await_plan(self) -> None:
         """Waits until no plan is being made, no better one is likely to be found, and no regions are chosen. What is to

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tidelog._errors import BudgetError
+from tidelog._budget_error import BudgetError
 from tidelog.memory import _device
 from tidelog.memory._record import Storage
 from tidelog.native._module import Ledger, Record

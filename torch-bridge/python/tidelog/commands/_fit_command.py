@@ -8,10 +8,9 @@ import sys
 from dataclasses import fields
 from typing import get_args
 
-from tidelog import models
 from tidelog._options import size
 from tidelog.commands._commands import OUTPUT, USAGE, Commands, add_output, failure, reader, tell
-from tidelog.commands._fit import Exit, Failure, Question, answer
+from tidelog.output._figures import Precision
 
 DESCRIPTION = """\
 Says before any training what a training step of a model would need and take: the least memory, the
@@ -67,7 +66,7 @@ def add_command(commands: Commands) -> None:
     )
     parser.add_argument(
         "--precision",
-        choices=get_args(models.Precision),
+        choices=get_args(Precision),
         help="by default what the configuration names as dtype, else fp32; half precision is bf16 with masters in fp32",
     )
     parser.add_argument("--micro-batch", type=int, default=4, help="samples at once (default 4)")
@@ -82,6 +81,8 @@ def add_command(commands: Commands) -> None:
 
 def fit(said: argparse.Namespace) -> int:
     """Does what the command line says; returns the exit code."""
+    from tidelog.commands._fit import Exit, Failure, Question, answer  # with torch, which no help needs
+
     question = Question(**{each.name: getattr(said, each.name) for each in fields(Question)})
     try:
         found = answer(question)

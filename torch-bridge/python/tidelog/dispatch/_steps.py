@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from tidelog._errors import BudgetError, Error
+from tidelog._budget_error import BudgetError
+from tidelog._errors import Error
 from tidelog._whole import whole
 from tidelog.abi._native import Session, StepMark
 from tidelog.memory._device import Host

@@ -32,6 +32,7 @@ class _Handler:
             if number not in held:
                 held.append(number)
             return None
+        self._handlers.ran += 1
         with pointers_mean(None):  # whatever the frame that it interrupts asks for addresses for
             return self.handler(number, frame)
 
@@ -43,6 +44,7 @@ class Handlers:
         """`is_busy`: whether what is not seen in frames is in the middle of something."""
         self._access = access
         self._is_busy = is_busy
+        self.ran = 0  # handlers of the program's that have run
         self._collects_in: int | None = None  # the thread in which finalizers run inside an op, if there is one
 
     def must_wait(self, frame: FrameType | None) -> bool:

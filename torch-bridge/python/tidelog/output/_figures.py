@@ -10,6 +10,12 @@ from typing import Literal, TypeAlias, TypedDict
 
 StrPath: TypeAlias = str | os.PathLike[str]
 Phase: TypeAlias = Literal["profiling", "planned", "reactive"]
+# What options of `offload` may be.
+RecomputeName: TypeAlias = Literal["own", "best"]
+PartsName: TypeAlias = Literal["whole", "best"]
+WhatName: TypeAlias = Literal["all", "activations"]
+UpdatesName: TypeAlias = Literal["own", "lazy", "early"]
+Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 
 
 class Totals(TypedDict):
@@ -107,6 +113,16 @@ class PlanFigures(TypedDict):
     handling_ns: int
     replans: int  # plans made anew, since rates or ops had changed
     improvements: int  # better plans for the same, found by the search that goes on
+
+
+class WriteBudgetFigures(TypedDict):
+    """The write budget of this process, since it holds."""
+
+    bytes_per_day: int  # that may be written
+    bytes_written: int  # to the devices: with padding, metadata, checkpoints and what reclamation copies
+    written_per_day: int  # at the pace so far
+    pauses: int  # steps that a pause has followed
+    pause_ns: int  # all pauses together
 
 
 class HostMemory(TypedDict):
@@ -328,5 +344,6 @@ class Stats(TypedDict):
     improving: bool  # whether a better plan is looked for, and likely to be found
     held_back: list[str]  # the last steps that were recorded and gave no plan yet, each with why
     plan: PlanFigures | None
+    write_budget: WriteBudgetFigures | None  # with write_budget=
     notices: list[str]  # for people
     unmovable: list[str]  # tensors whose memory is not torch's own

@@ -18,7 +18,7 @@ pub(in crate::executor) type BytesByKind = [u64; StorageKind::ALL.len()];
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(in crate::executor) struct Totals {
     /// Bytes to the pool, and from it.
-    bytes_written: u64,
+    pub(in crate::executor) bytes_written: u64,
     bytes_read: u64,
     bytes_to_host: u64,
     bytes_from_host: u64,
@@ -70,6 +70,10 @@ pub(in crate::executor) struct Counters {
     last_pace: StepRate,
     step_began_at: Totals,
     step_began: Option<Moment>,
+    /// The end of the last step, or of the pause behind it.
+    step_ended: Option<Instant>,
+    /// Time between the last step's end and the next one.
+    between: Duration,
     writes: Busy,
     reads: Busy,
     host_writes: Busy,
@@ -153,6 +157,11 @@ impl Counters {
     /// Returns the rate of the last step.
     pub(in crate::executor) fn last_pace(&self) -> StepRate {
         self.last_pace
+    }
+
+    /// Returns the time between the last two steps, without pauses.
+    pub(in crate::executor) fn between(&self) -> Nanos {
+        Nanos(self.between.as_nanos() as u64)
     }
 
     /// Returns the bytes to the pool.
@@ -256,6 +265,7 @@ impl Counters {
 
     pub(super) fn step_begins(&mut self) {
         self.step_began_at = self.totals;
+        self.between = self.step_ended.map_or(Duration::ZERO, |ended| ended.elapsed());
         let (reads, writes) = (self.reads.so_far(), self.writes.so_far());
         self.step_began = Some(Moment { at: Instant::now(), reads, writes });
     }
@@ -283,6 +293,12 @@ impl Counters {
     pub(super) fn step_ends(&mut self) {
         self.last_step = self.totals.since(self.step_began_at);
         self.last_pace = self.pace();
+        self.step_ended = Some(Instant::now());
+    }
+
+    /// Notes that the program was throttled behind a step until now.
+    pub(super) fn throttled(&mut self) {
+        self.step_ended = Some(Instant::now());
     }
 
     /// Measured bandwidths of the pool or of host memory, back and out, as far as transfers have

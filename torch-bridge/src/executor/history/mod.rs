@@ -89,6 +89,11 @@ impl History {
         self.pauses.totals()
     }
 
+    /// Notes that the program was throttled behind a step.
+    pub(super) fn throttled(&mut self) {
+        self.counters.throttled();
+    }
+
     /// Memory now: bytes at rest, bytes of storages on their way, bytes of all that lives.
     pub(super) fn sample(&mut self, now: Instant, resident: u64, moving: u64, wanted: u64) {
         if self.pauses.is_open() {

@@ -24,9 +24,11 @@ use std::time::Instant;
 
 use serde_json::Value;
 use tidelog_planner::cost::{Machine, SsdLink};
+use tidelog_planner::endurance::WriteBudget;
 use tidelog_planner::recompute::CheckpointedRegion;
 use tidelog_planner::residency::{OpUse, Residency, Schedule, StorageId};
 use tidelog_planner::simulate::Runtime;
+use tidelog_planner::tidelog::Goal;
 use tidelog_planner::trace::Trace;
 use tidelog_planner::units::{Bytes, Nanos, OpIndex};
 
@@ -34,6 +36,7 @@ use super::history::History;
 use super::parts::{Bindings, Divisible, StorageParts};
 use super::step_rate::StepRate;
 use super::storages::Storages;
+use super::write_budget::rated;
 use drift::{Drift, difference};
 use held_back::HeldBack;
 use last_step::{ExpectedStep, LastStep};
@@ -61,6 +64,8 @@ pub(super) struct Planning {
     /// Bytes of the pool's staging memory, which a plan leaves free.
     staging: Bytes,
     links: LinkRates,
+    /// Bytes that storages may write a day.
+    write_budget: Option<Bytes>,
     profile: Profile,
     held_back: HeldBack,
     /// The plan that steps follow.
@@ -98,6 +103,7 @@ impl Planning {
             moves_parts: Divisible::None,
             staging,
             links,
+            write_budget: None,
             profile: Profile::new(!reactive),
             held_back: HeldBack::default(),
             planned: None,
@@ -120,6 +126,33 @@ impl Planning {
         if self.policy == PlannerPolicy::Algorithm1 {
             self.notices.push("no parts: the published algorithm moves whole storages".to_owned());
         }
+    }
+
+    /// Has plans keep to another write budget, as far as any can. Steps that are planned
+    /// for are planned for again.
+    pub(super) fn set_write_budget(
+        &mut self,
+        per_day: Option<Bytes>,
+        machine: &Residency,
+        history: &History,
+    ) {
+        if self.write_budget == per_day {
+            return;
+        }
+        self.write_budget = per_day;
+        let is_first = |attempt: &mut Attempt| matches!(attempt.occasion, Occasion::First { .. });
+        if self.under_way.take_if(is_first).is_none() {
+            self.plan_again(
+                Occasion::WriteBudget(per_day),
+                self.drift.assumed(),
+                (machine, history),
+            );
+        }
+    }
+
+    /// Sets the part of the write budget that storages may write, as devices write more than these have.
+    pub(super) fn storages_may_write(&mut self, per_day: Bytes) {
+        self.write_budget = Some(per_day);
     }
 
     pub(super) fn born(&mut self, storage: StorageId, size: u64, place: Option<(OpIndex, u16)>) {
@@ -272,6 +305,11 @@ impl Planning {
         &self.notices
     }
 
+    /// Keeps a message for the user.
+    pub(super) fn notice(&mut self, text: String) {
+        self.notices.push(text);
+    }
+
     /// Steps that were recorded and gave no plan yet, each with why, in words.
     pub(super) fn held_back(&self) -> &[String] {
         self.held_back.steps()
@@ -368,10 +406,16 @@ impl Planning {
         }
         self.hold_back("it is like the one before: from here on a plan for such steps is made");
         let rates = self.rates(machine, history);
+        let compute = history.counters().last_pace().compute;
+        let goal = self.goal(compute, trace.duration(), history);
+        // With a budget the plan is chosen by it, so drift is judged from there; without one, by
+        // the first steps under the plan.
+        let compute = compute.filter(|_| self.write_budget.is_some());
         let (policy, moves_parts) = (self.policy, self.moves_parts);
         let (machine, runtime) = (rates.machine(machine, self.staging), runtime(history));
-        let task = move || PlanTask { policy, moves_parts, trace, machine, runtime, known: None };
-        if let Err(why) = self.begin(Occasion::First { fingerprint }, task) {
+        let task =
+            move || PlanTask { policy, goal, moves_parts, trace, machine, runtime, known: None };
+        if let Err(why) = self.begin(Occasion::First { fingerprint, compute }, task) {
             self.stay_reactive(&why);
         }
     }
@@ -379,20 +423,47 @@ impl Planning {
     /// A step followed the plan to its end: plans again if such steps have drifted from what the
     /// plan expects.
     fn watch_drift(&mut self, machine: &Residency, history: &History) {
-        let (Some(planned), None) = (&self.planned, self.awaited()) else { return };
-        let Some(pace) = self.drift.step_ends(history.counters().last_pace()) else { return };
+        if self.awaited().is_some() {
+            return;
+        }
+        if let Some(pace) = self.drift.step_ends(history.counters().last_pace()) {
+            self.plan_again(Occasion::Drift(pace), pace, (machine, history));
+        }
+    }
+
+    /// Plans again for steps that are planned for, as they go at that pace.
+    fn plan_again(
+        &mut self,
+        occasion: Occasion,
+        pace: StepRate,
+        (machine, history): (&Residency, &History),
+    ) {
+        let Some(planned) = &self.planned else { return };
         let before = self.drift.assumed();
         let (policy, moves_parts) = (self.policy, self.moves_parts);
         let (runtime, trace) = (runtime(history), Arc::clone(&planned.trace));
         let machine = Machine { budget: machine.budget(), ..at_pace(planned.machine, pace) };
         let known = planned.parts.is_none().then(|| planned.plan.rows.clone());
+        let ops = scaled_time(trace.duration(), before.compute, pace.compute);
+        let goal = self.goal(pace.compute, ops, history);
         let task = move || {
             let trace = Arc::new(scaled(&trace, before.compute, pace.compute));
-            PlanTask { policy, moves_parts, trace, machine, runtime, known }
+            PlanTask { policy, goal, moves_parts, trace, machine, runtime, known }
         };
-        if let Err(why) = self.begin(Occasion::Drift(pace), task) {
+        if let Err(why) = self.begin(occasion, task) {
             self.stay_with_the_plan(&why);
         }
+    }
+
+    /// Returns what makes a plan the best, for steps that take `compute` without waits, and their ops
+    /// `ops`.
+    fn goal(&self, compute: Option<Nanos>, ops: Nanos, history: &History) -> Goal {
+        let Some(per_day) = self.write_budget else { return Goal::default() };
+        let counters = history.counters();
+        let simulated = Nanos(ops.0.saturating_add(counters.last_step().handling_ns));
+        let in_step = compute.map_or(0, |compute| compute.0.saturating_sub(simulated.0));
+        let beside = Nanos(in_step.saturating_add(counters.between().0));
+        Goal::Budget(WriteBudget { per_day, beside })
     }
 
     /// The search whose plan steps wait for.
@@ -416,7 +487,7 @@ impl Planning {
 
     fn is_for(&self, wanted: u64) -> bool {
         self.under_way.as_ref().is_some_and(|attempt| {
-            matches!(attempt.occasion, Occasion::First { fingerprint } if fingerprint == wanted)
+            matches!(attempt.occasion, Occasion::First { fingerprint, .. } if fingerprint == wanted)
         })
     }
 
@@ -433,7 +504,7 @@ impl Planning {
         let ready = self.under_way.take_if(|attempt| {
             let usable = match attempt.occasion {
                 Occasion::First { .. } => bindings.is_some() && !self.holds_first,
-                Occasion::Drift(_) | Occasion::Improvement => true,
+                Occasion::Drift(_) | Occasion::WriteBudget(_) | Occasion::Improvement => true,
             };
             usable && attempt.search.is_ready()
         });
@@ -442,15 +513,25 @@ impl Planning {
         // A thread that ended without a plan, where steps wait for one, has panicked.
         let made = made.unwrap_or_else(|| Err("internal error (please report it)".to_owned()));
         match (occasion, made) {
-            (Occasion::First { .. }, Ok(new)) => {
+            (Occasion::First { compute, .. }, Ok(new)) => {
                 let bindings = bindings.cloned().unwrap_or_default();
-                self.follow_first((machine, parts), new, bindings);
+                self.follow_first((machine, parts), (new, compute), bindings);
             }
             (Occasion::First { .. }, Err(why)) => return self.stay_reactive(&why),
             (Occasion::Drift(pace), Ok(new)) => {
-                self.follow_another((machine, parts), new, (pace, step));
+                let why = difference(self.drift.assumed(), pace);
+                self.follow_another((machine, parts), new, (pace, step), &why);
             }
-            (Occasion::Drift(_), Err(why)) => return self.stay_with_the_plan(&why),
+            (Occasion::WriteBudget(per_day), Ok(new)) => {
+                let why = per_day.map_or_else(
+                    || "there is no write budget any more".to_owned(),
+                    |per_day| format!("the write budget is {} a day", rated(per_day)),
+                );
+                self.follow_another((machine, parts), new, (self.drift.assumed(), step), &why);
+            }
+            (Occasion::Drift(_) | Occasion::WriteBudget(_), Err(why)) => {
+                return self.stay_with_the_plan(&why);
+            }
             (Occasion::Improvement, Ok(new)) => self.follow_better((machine, parts), new),
             // The search is over.
             (Occasion::Improvement, Err(_)) => return,
@@ -461,7 +542,7 @@ impl Planning {
     fn follow_first(
         &mut self,
         (machine, parts): (&mut Residency, &mut StorageParts),
-        (planned, schedule): (Planned, Schedule),
+        ((planned, schedule), compute): ((Planned, Schedule), Option<Nanos>),
         bindings: Bindings,
     ) {
         self.profile.stop();
@@ -469,7 +550,7 @@ impl Planning {
         machine.load_schedule(Arc::new(schedule));
         parts.follow(machine, &planned.trace, planned.parts.as_ref(), bindings);
         let SsdLink { read, write, .. } = planned.machine.ssd;
-        self.drift.planned_with(StepRate { compute: None, read: Some(read), write: Some(write) });
+        self.drift.planned_with(StepRate { compute, read: Some(read), write: Some(write) });
         self.planned = Some(planned);
     }
 
@@ -478,11 +559,11 @@ impl Planning {
         rooms: (&mut Residency, &mut StorageParts),
         (planned, schedule): (Planned, Schedule),
         (pace, step): (StepRate, u64),
+        why: &str,
     ) {
         if !self.exchange(rooms, &planned, schedule) {
             return self.stay_with_the_plan("it is a plan for another step");
         }
-        let why = difference(self.drift.assumed(), pace);
         self.drift.planned_with(pace);
         self.replans += 1;
         self.planned = Some(planned);
@@ -561,11 +642,13 @@ fn at_pace(machine: Machine, pace: StepRate) -> Machine {
 /// unseen.
 fn scaled(trace: &Trace, before: Option<Nanos>, now: Option<Nanos>) -> Trace {
     let mut scaled = trace.clone();
-    if let (Some(before), Some(now)) = (before, now) {
-        for op in &mut scaled.ops {
-            let duration = u128::from(op.duration.0) * u128::from(now.0);
-            op.duration = Nanos((duration / u128::from(before.0.max(1))) as u64);
-        }
+    for op in &mut scaled.ops {
+        op.duration = scaled_time(op.duration, before, now);
     }
     scaled
+}
+
+fn scaled_time(time: Nanos, before: Option<Nanos>, now: Option<Nanos>) -> Nanos {
+    let (Some(before), Some(now)) = (before, now) else { return time };
+    Nanos((u128::from(time.0) * u128::from(now.0) / u128::from(before.0.max(1))) as u64)
 }

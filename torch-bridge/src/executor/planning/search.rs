@@ -12,8 +12,9 @@ use tidelog_planner::parts::Cuts;
 use tidelog_planner::plan::Plan;
 use tidelog_planner::residency::Schedule;
 use tidelog_planner::simulate::{Runtime, SimulateError, with_expectations_under};
-use tidelog_planner::tidelog::{PartedPlan, PlanPrice, Search, TidelogOptions, in_parts_of};
+use tidelog_planner::tidelog::{Goal, PartedPlan, PlanPrice, Search, TidelogOptions, in_parts_of};
 use tidelog_planner::trace::Trace;
+use tidelog_planner::units::{Bytes, Nanos};
 
 use super::pace::{AT_ONCE, SearchPace, TURN};
 use super::{Divisible, Planned, PlannerPolicy, StepRate};
@@ -37,9 +38,15 @@ pub(super) struct Attempt {
 /// Occasion of the next plan of a search.
 pub(super) enum Occasion {
     /// Two steps with a trace of this fingerprint were alike.
-    First { fingerprint: u64 },
+    First {
+        fingerprint: u64,
+        /// Time of the steps without waits, where it is judged by that whether steps have changed.
+        compute: Option<Nanos>,
+    },
     /// Steps have come to run like this.
     Drift(StepRate),
+    /// A write budget holds that did not before, in bytes a day; `None`: none.
+    WriteBudget(Option<Bytes>),
     /// Steps follow a plan of this search already: another one is better.
     Improvement,
 }
@@ -54,6 +61,7 @@ impl Attempt {
 /// Task of a search for plans.
 pub(super) struct PlanTask {
     pub(super) policy: PlannerPolicy,
+    pub(super) goal: Goal,
     /// Storages of which parts may move.
     pub(super) moves_parts: Divisible,
     pub(super) trace: Arc<Trace>,
@@ -179,7 +187,8 @@ impl PlanTask {
     }
 
     fn new_search(&self) -> Result<Search<'_>, SimulateError> {
-        let options = TidelogOptions { runtime: self.runtime, ..Default::default() };
+        let options =
+            TidelogOptions { goal: self.goal, runtime: self.runtime, ..Default::default() };
         let mut search = Search::new(&self.trace, &self.machine, options)?;
         if let Some(rows) = &self.known {
             // One that cannot be simulated at this pace is none to keep.
@@ -195,7 +204,8 @@ impl PlanTask {
         while goes_on && !slot.is_dropped() {
             let turn = Instant::now();
             goes_on = search.run(|_| turn.elapsed() < TURN)?;
-            if given.is_none_or(|given| chosen(&search).is_some_and(|new| is_worth(new, given))) {
+            let is_better = |given| chosen(&search).is_some_and(|new| self.is_worth(new, given));
+            if given.is_none_or(is_better) {
                 given = self.offer_best(&search, slot);
             }
             pace.step();
@@ -229,8 +239,8 @@ impl PlanTask {
                 goes_on
             })?;
             let price = found.as_ref().map_or_else(|| chosen(&search), chosen_in_parts);
-            if let Some(price) = price.filter(|new| given.is_none_or(|given| is_worth(*new, given)))
-            {
+            let is_better = |new: &PlanPrice| given.is_none_or(|given| self.is_worth(*new, given));
+            if let Some(price) = price.filter(is_better) {
                 match found {
                     Some(PartedPlan { plan, step, .. }) => {
                         slot.put(Ok(Planned::of_parts((plan, step), &self.trace, self.machine)?));
@@ -256,6 +266,18 @@ impl PlanTask {
     fn planned(&self, plan: Plan) -> PlanResult {
         Ok(Planned::of(plan, &self.trace, self.machine)?)
     }
+
+    /// Returns whether a plan is faster, with its pauses, or as fast and writes less, by more than an
+    /// exchange of plans and the simulation's error.
+    fn is_worth(&self, new: PlanPrice, old: PlanPrice) -> bool {
+        let less = |new: u64, old: u64, percent: u64| {
+            u128::from(new) * 100 <= u128::from(old) * u128::from(percent)
+        };
+        let length = |price: PlanPrice| self.goal.length(price.time, price.written).0;
+        less(length(new), length(old), WORTH_PERCENT)
+            || (less(length(new), length(old), 100)
+                && less(new.written.0, old.written.0, WORTH_PERCENT))
+    }
 }
 
 fn chosen(search: &Search<'_>) -> Option<PlanPrice> {
@@ -266,24 +288,15 @@ fn chosen_in_parts(found: &PartedPlan) -> Option<PlanPrice> {
     found.prices.iter().copied().find(|price| price.chosen)
 }
 
-/// Returns whether a plan is faster, or as fast and writes less, by more than an exchange of plans
-/// and the simulation's error.
-fn is_worth(new: PlanPrice, old: PlanPrice) -> bool {
-    let less = |new: u64, old: u64, percent: u64| {
-        u128::from(new) * 100 <= u128::from(old) * u128::from(percent)
-    };
-    let (time, written) = ((new.time.0, old.time.0), (new.written.0, old.written.0));
-    less(time.0, time.1, WORTH_PERCENT)
-        || (less(time.0, time.1, 100) && less(written.0, written.1, WORTH_PERCENT))
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::{Duration, Instant};
 
     use tidelog_planner::cost::SsdLink;
+    use tidelog_planner::endurance::WriteBudget;
     use tidelog_planner::instances::deep_network;
     use tidelog_planner::lifetime::Lifetimes;
+    use tidelog_planner::plan::Expectation;
     use tidelog_planner::tidelog::tidelog;
     use tidelog_planner::units::{Bandwidth, Bytes, Nanos};
 
@@ -300,7 +313,15 @@ mod tests {
             verify: rate,
         };
         let (policy, runtime) = (PlannerPolicy::Tidelog, Runtime::default());
-        PlanTask { policy, moves_parts: Divisible::None, trace, machine, runtime, known }
+        PlanTask {
+            policy,
+            goal: Goal::default(),
+            moves_parts: Divisible::None,
+            trace,
+            machine,
+            runtime,
+            known,
+        }
     }
 
     fn until(mut is_so: impl FnMut() -> bool) {
@@ -338,6 +359,23 @@ mod tests {
         let slot = Arc::clone(&search.slot);
         drop(search);
         until(|| Arc::strong_count(&slot) == 1);
+    }
+
+    #[test]
+    fn under_a_write_budget_a_plan_that_writes_less_is_given_where_pauses_would_be_longer() {
+        let last = |goal| {
+            let search = PlanSearch::begin(move || PlanTask { goal, ..task(24, None) }).unwrap();
+            until(|| search.is_over());
+            search.take().unwrap().unwrap().0.plan.expects
+        };
+        let free = last(Goal::default());
+        let day = 86_400 * 1_000_000_000;
+        let per_day = Bytes(day / free.time.0 * (free.bytes.ssd_written.0 / 2));
+        let goal = Goal::Budget(WriteBudget { per_day, beside: Nanos(0) });
+        let under = last(goal);
+        let length = |it: &Expectation| goal.length(it.time, it.bytes.ssd_written);
+        assert!(under.bytes.ssd_written < free.bytes.ssd_written, "{under:?}");
+        assert!(length(&under).0 < length(&free).0 / 100 * 98, "{under:?} {free:?}");
     }
 
     #[test]

@@ -113,6 +113,13 @@ impl BackingStore {
         self.pool.stats().ok()
     }
 
+    /// Bytes that went to the pool's devices since it was opened: with padding, metadata,
+    /// checkpoints and what reclamation copies.
+    pub(in crate::executor) fn bytes_written(&self) -> u64 {
+        let stats = self.pool.device_stats().unwrap_or_default();
+        stats.iter().map(|device| device.bytes_written).sum()
+    }
+
     pub(in crate::executor) fn endurance(&self) -> Option<Vec<Result<Endurance, String>>> {
         self.pool.endurance().ok()
     }
