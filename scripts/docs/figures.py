@@ -49,6 +49,11 @@ MODELS = {
     "llama": "llama, 8 layers of 512",
     "qwen3": "qwen3, 10 layers of 384",
     "opt": "opt, 6 layers of 512",
+    "mistral": "mistral, 8 layers of 448",
+    "gpt_neox": "gpt-neox, 7 layers of 512",
+    "phi": "phi, 7 layers of 512",
+    "bloom": "bloom, 7 layers of 512",
+    "deit": "deit, 7 layers of 448",
     "vit": "vit, 8 layers of 384",
 }
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tidelog.commands import _fit_result, _measure
+from tidelog.commands import _fit, _fit_result, _measure
 from tidelog.recorder import Gpu
 from test_run import tidelog_command
 
@@ -65,6 +65,33 @@ def test_the_pool_is_measured_and_the_screen_reads_well(config, tmp_path):
 def test_how_long_drives_last_is_no_zero(hours, lasting):
     figures = {"bytes_written": 1, "bytes_written_per_day": 426e12, "wear": {"lifetime_hours": hours}}
     assert _fit_result._lasting(figures).startswith(lasting)
+
+
+def test_host_memory_takes_what_the_ssds_would(config):
+    words = [*SMALL, "--read", "1e8", "--write", "1e8", "--gpu", "h100-nvl", "--memory", "8MiB"]
+    without, _ = figures(config, *words)
+    assert without["bytes_to_host"] == 0 < without["bytes_written"]
+    found, _ = figures(config, *words, "--host-memory", "1GiB", "--drive", "990 PRO 2TB")
+    assert found["bytes_to_host"] > 0 and found["bytes_from_host"] > 0
+    assert found["bytes_written"] < without["bytes_written"]
+    assert found["step_seconds"] < without["step_seconds"]
+    said = fit(config, *words, "--host-memory", "1GiB").stdout
+    assert " to host memory, " in said and "carry 16 GB/s each way" in said
+    refused = fit(config, *SMALL, *RATES, "--host-memory", "1GiB")
+    assert refused.returncode == 64 and "--host-memory is for a GPU's tensors: say --gpu" in refused.stderr
+
+
+def test_what_a_reader_would_wonder_about_is_said(config, monkeypatch):
+    fast = ["--read", "1e12", "--write", "1e12", "--memory", "8MiB", "--precision", "bf16"]
+    notes = " ".join(figures(config, *SMALL, *fast)[0]["notes"])
+    assert "makes no difference to the waiting" in notes and "say --pool instead of rates" in notes
+    assert "masters of the parameters in fp32" in notes
+    whole, _ = figures(config, *SMALL, *RATES)
+    assert whole["notes"] == [], "nothing moves"
+    monkeypatch.setattr(_fit.Path, "read_text", lambda *_args, **_words: "flags : fpu avx2")
+    assert not _fit._has_bf16()
+    monkeypatch.setattr(_fit.Path, "read_text", lambda *_args, **_words: "flags : fpu amx_bf16 avx2")
+    assert _fit._has_bf16()
 
 
 def test_named_hardware_is_computed_and_its_drives_wear(config):

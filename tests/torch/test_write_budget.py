@@ -189,19 +189,14 @@ def test_a_checkpoint_counts(pool):
 
 
 def test_host_memory_comes_first_where_the_budget_is_small(pool, tmp_path_factory):
-    """Steps on a fake GPU: with enough host memory not a byte is written, though SSDs are there, too."""
-    planned = {}
-    for write_budget in (None, NOTHING_FITS):
-        with pytest.MonkeyPatch.context() as patch:
-            FakeCuda(patch, tmp_path_factory.getbasetemp(), seed=1, laziness=1)
-            world = World()
-            options = {"memory": 224 * KIB, "staging": 256 * KIB, "host_memory": 64 * MIB, "device": "cpu"}
-            with world.block(pool, write_budget=write_budget, **options) as tide:
-                world.warm_up("auto")
-                world.steps(2)
-                planned[write_budget] = tide.stats()["last_step"]
-                figures = tide.stats()["write_budget"]
-            assert_plain(world)
-    assert planned[None]["bytes_written"] > 0, "both at once are faster"
-    assert planned[NOTHING_FITS]["bytes_written"] == 0 < planned[NOTHING_FITS]["bytes_to_host"]
-    assert (figures["pauses"], figures["bytes_written"]) == (0, 0)
+    """Plans on a fake GPU, with enough host memory, write not a byte, though SSDs beside it would be faster."""
+    with pytest.MonkeyPatch.context() as patch:
+        FakeCuda(patch, tmp_path_factory.getbasetemp(), seed=1, laziness=1)
+        world = World()
+        options = {"memory": 224 * KIB, "staging": 256 * KIB, "host_memory": 64 * MIB, "device": "cpu"}
+        with world.block(pool, write_budget="100GB", **options) as tide:
+            world.warm_up("auto")
+            world.steps(2)
+            planned = tide.stats()["last_step"]
+        assert_plain(world)
+    assert planned["bytes_written"] == 0 < planned["bytes_to_host"]

@@ -34,8 +34,8 @@ impl WriteBudget {
     }
 }
 
-/// Bytes that may be written now under a budget: the number grows with time, up to what an hour allows, and
-/// shrinks by what is written. Below zero it has to be waited for.
+/// Bytes that may be written now under a budget: the number grows with time, up to what an hour
+/// allows, and shrinks by what is written. Below zero it has to be waited for.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteAllowance {
     /// Bytes that it grows by in a day.
@@ -127,8 +127,8 @@ mod tests {
         }
     }
 
-    /// A program that pauses as long as it says writes no more in any stretch of time than the budget allows
-    /// in that and in an hour, and one step; and in all no more than the budget.
+    /// A program that pauses as long as it says writes no more in any stretch of time than the
+    /// budget allows in that and in an hour, and one step; and in all no more than the budget.
     #[test]
     fn no_stretch_of_steps_writes_more() {
         let allowed = |time: u64| u128::from(time) * u128::from(PER_DAY.0) / DAY;

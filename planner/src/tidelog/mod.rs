@@ -102,8 +102,8 @@ pub enum Goal {
     Time,
     /// The fewest bytes written to SSDs, in a time no longer than the published algorithm's best.
     Wear,
-    /// Balanced plans where one keeps to the budget; else the shortest iteration with the pause that
-    /// keeps to it, and of a hundredth of that the fewest bytes.
+    /// Balanced plans where one keeps to the budget; else the shortest iteration with the pause
+    /// that keeps to it, and of a hundredth of that the fewest bytes.
     Budget(WriteBudget),
 }
 

@@ -194,8 +194,12 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_enum, default_value_t)]
     pub(crate) policy: PolicyName,
     /// Terabytes a day that one GPU may write to the SSDs; the fastest plan within them is made
-    #[arg(long, value_name = "TB")]
+    #[arg(long, value_name = "TB", conflicts_with = "gpu_session")]
     pub(crate) write_budget: Option<f64>,
+    /// Plan for what a session on a GPU takes beside kernels and links: launches, requests,
+    /// checksums, waits of the host (docs/plan.md has the model)
+    #[arg(long)]
+    pub(crate) gpu_session: bool,
 }
 
 /// Policy that plans.

@@ -283,8 +283,18 @@ pub(crate) fn searched<'a>(
     machine: &'a Machine,
     within: Option<Duration>,
 ) -> Result<Search<'a>, SimulateError> {
+    searched_with(trace, machine, TidelogOptions::thorough(), within)
+}
+
+/// Searches with the given options.
+pub(crate) fn searched_with<'a>(
+    trace: &'a Trace,
+    machine: &'a Machine,
+    options: TidelogOptions,
+    within: Option<Duration>,
+) -> Result<Search<'a>, SimulateError> {
     let begun = Instant::now();
-    let mut search = Search::new(trace, machine, TidelogOptions::thorough())?;
+    let mut search = Search::new(trace, machine, options)?;
     search.run(|_| within.is_none_or(|within| begun.elapsed() < within))?;
     Ok(search)
 }

@@ -50,6 +50,20 @@ fn a_step_becomes_trace_events() {
 }
 
 #[test]
+fn a_session_on_a_gpu_takes_longer_than_kernels_and_links() {
+    let (trace, machine) = (file("gpu-trace.json", TRACE), file("gpu-machine.json", MACHINE));
+    let time = |words: &[&str]| {
+        let said = json(&run(&[&["plan", &trace, &machine][..], words].concat()));
+        said["expects"]["time_ns"].as_u64().unwrap()
+    };
+    assert!(time(&["--gpu-session"]) > time(&[]));
+    for refused in [&["--policy", "algorithm1"][..], &["--write-budget", "1"]] {
+        let words = [&["plan", &trace, &machine, "--gpu-session"][..], refused].concat();
+        assert_eq!(run(&words).status.code(), Some(64), "{refused:?}");
+    }
+}
+
+#[test]
 fn drives_are_worn_by_what_is_written() {
     let trace =
         file("wear-trace.json", &TRACE.replace("\"access\": \"read\"", "\"access\": \"update\""));

@@ -10,15 +10,18 @@ use crate::cli::{Inputs, PartsName, PlanArgs, PolicyName, RecomputeName, ReportA
 use crate::failure::PlanFailure;
 use crate::inputs::{
     LoadedStep, PLANNERS, best, bound, bound_of_all_choices, parts_after, planner, read, searched,
+    searched_with,
 };
 use crate::order::orders;
 use crate::recompute::steps;
 use serde_json::{Value, json};
 use tidelog_command_line::OutputFormat;
 use tidelog_planner::export::chrome_trace;
+use tidelog_planner::gpu_step::{Bridge, Constants, RangeEnd};
 use tidelog_planner::order::OpOrder;
 use tidelog_planner::report::simulated;
 use tidelog_planner::simulate::{self, Simulation};
+use tidelog_planner::tidelog::TidelogOptions;
 use tidelog_planner::trace::Trace;
 use tidelog_planner::units::{Bytes, Nanos};
 
@@ -35,10 +38,26 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Result<String, PlanFailure> {
     }
     let source = crate::cli::PlanSource { plan: None, policy: arguments.policy };
     let step = LoadedStep::read(&arguments.inputs, &source)?;
+    if arguments.gpu_session {
+        return plan_for_gpu_session(&step);
+    }
     match arguments.write_budget {
         Some(terabytes) => endurance::plan_under(&step, terabytes),
         None => Ok(step.plan.as_ref().map_or(String::new(), |plan| step.file_of(plan))),
     }
+}
+
+/// The plan of a session on a GPU, which expects what that takes.
+fn plan_for_gpu_session(step: &LoadedStep) -> Result<String, PlanFailure> {
+    if step.policy != PolicyName::Tidelog || step.parts.is_some() {
+        let why = "--gpu-session goes with --policy tidelog and whole storages alone";
+        return Err(PlanFailure::Usage(why.to_owned()));
+    }
+    let constants = Constants::at(RangeEnd::Value);
+    let gpu = Some(Bridge::Ordered.runtime(&constants));
+    let options = TidelogOptions { gpu, ..TidelogOptions::thorough() };
+    let search = searched_with(&step.trace, &step.machine, options, step.within)?;
+    Ok(step.file_of(&best(&search).0))
 }
 
 pub(crate) fn simulate(arguments: &StepArgs, output: OutputFormat) -> Result<String, PlanFailure> {

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from typing import Any, NoReturn, Protocol, TextIO
 
 from tidelog._errors import Error
@@ -16,7 +17,18 @@ USAGE, OUTPUT = 64, 74
 
 SECONDS_OF_A_DAY = 24 * 60 * 60
 
+# Options of `offload` that are objects of a program, which `run` finds, or that need them.
+FOUND = ("model", "optimizer", "resume")
+
 _lost: list[OSError] = []  # what went wrong on standard output
+
+
+class RunExit(IntEnum):
+    """Exit codes of `tidelog run` where the program does not decide it."""
+
+    USAGE = USAGE
+    NO_PROGRAM = 66
+    NOT_OPENED = 69
 
 
 class Parser(argparse.ArgumentParser):

@@ -30,6 +30,8 @@ from tidelog.storages._ops import OpOverload
 
 # What a model is that cannot be made.
 _NO_MODEL = (LookupError, OSError, ImportError, RuntimeError, NotImplementedError, ValueError)
+_LATENCY_NS = 100_000  # of a transfer
+_HOST_LINK = 16_000_000_000  # bytes per second: half of what 16 lanes of PCI Express 4 carry
 _VERIFY = 5_000_000_000  # bytes per second at which memory is compared with checksums, on one core
 
 # A processor: no roofline, ops are measured. What the dispatcher and the hook take is in each op.
@@ -70,6 +72,7 @@ class Question:
 
     model: str
     memory: int | None = None
+    host_memory: int | None = None
     pool: StrPath | None = None
     read: float | None = None
     write: float | None = None
@@ -89,6 +92,7 @@ def fit(
     model: StrPath,
     *,
     memory: int | str | None = None,
+    host_memory: int | str | None = None,
     pool: StrPath | None = None,
     read: float | None = None,
     write: float | None = None,
@@ -111,8 +115,9 @@ def fit(
     """
     return answer(
         Question(
-            os.fspath(model), None if memory is None else size(memory, "memory"), pool, read, write, drive, drives,
-            gpu, precision, micro_batch, micro_batches, sequence, checkpointing, report, trace,
+            os.fspath(model), None if memory is None else size(memory, "memory"),
+            None if host_memory is None else size(host_memory, "host_memory"), pool, read, write, drive, drives, gpu,
+            precision, micro_batch, micro_batches, sequence, checkpointing, report, trace,
         )
     )  # fmt: skip
 
@@ -126,6 +131,10 @@ def answer(question: Question) -> Fit:
 def _figures(said: Question, folder: Path) -> FitFigures:
     if said.pool is None and not (said.read and said.write):
         raise Failure(Exit.USAGE, "say --pool, whose rates are measured, or both --read and --write")
+    if said.host_memory is not None and said.gpu is None:
+        raise Failure(
+            Exit.USAGE, "--host-memory is for a GPU's tensors: say --gpu. On a processor --memory is the host's"
+        )
     text = _measured(said) if said.gpu is None else _computed(said)
     trace = Path(said.trace) if said.trace else folder / "trace.json"
     trace.write_text(text, encoding="utf-8")
@@ -157,7 +166,7 @@ def _figures(said: Question, folder: Path) -> FitFigures:
     if memory < enough:
         trace = folder / "slower.json"
         trace.write_text(_slower(text, speed.slowdown), encoding="utf-8")
-    expects = _expects(trace, machine)
+    expects = _expects(said, trace, machine)
     figures["pool"] = {**rates, "from": "measured" if said.pool else "said"}
     figures["slowdown"] = speed.slowdown
     figures["step_seconds"] = expects["time_ns"] / 1e9
@@ -165,7 +174,10 @@ def _figures(said: Question, folder: Path) -> FitFigures:
     figures["waiting_seconds"] = expects["stall_ns"] / 1e9
     figures["bytes_written"] = expects["bytes"]["ssd_written"]
     figures["bytes_read"] = expects["bytes"]["ssd_read"]
+    figures["bytes_to_host"] = expects["bytes"]["host_written"]
+    figures["bytes_from_host"] = expects["bytes"]["host_read"]
     figures["bytes_written_per_day"] = figures["bytes_written"] / figures["step_seconds"] * SECONDS_OF_A_DAY
+    figures["notes"] = list(_notes(said, figures))
     if said.drive is not None:
         endurance = json.loads(_planner(["endurance", "--output", "json", trace, machine]))
         figures["wear"] = endurance["curve"][0]["wear"]
@@ -175,7 +187,7 @@ def _figures(said: Question, folder: Path) -> FitFigures:
     for change, more, faster in _changes(memory, enough):
         changed: Rates = {"read": rates["read"] * faster, "write": rates["write"] * faster}
         machine.write_text(json.dumps(_machine(said, changed, more, staging)), encoding="utf-8")
-        expects = _expects(whole if more == enough else trace, machine)
+        expects = _expects(said, whole if more == enough else trace, machine)
         figures["what_if"].append({"change": change, "step_seconds": expects["time_ns"] / 1e9})
     return figures
 
@@ -266,16 +278,54 @@ def _slower(text: str, slowdown: float) -> str:
 
 
 def _machine(said: Question, rates: Rates, memory: int, staging: int) -> dict[str, Any]:
-    ssd = {"read": rates["read"], "write": rates["write"], "latency_ns": 100_000}
+    ssd = {"read": rates["read"], "write": rates["write"], "latency_ns": _LATENCY_NS}
+    machine: dict[str, Any] = {"staging": staging, "verify": _VERIFY}
+    if said.host_memory is not None:
+        link = {"read": _HOST_LINK, "write": _HOST_LINK, "latency_ns": _LATENCY_NS}
+        machine["host"] = {**link, "memory": said.host_memory}
     if said.drive is None:
-        return {"budget": memory, "staging": staging, "verify": _VERIFY, "ssd": ssd}
+        return {"budget": memory, "ssd": ssd, **machine}
     drives = {"model": said.drive, "count": said.drives, "read": ssd["read"], "write": ssd["write"]}
-    return {"memory": memory, "staging": staging, "verify": _VERIFY, "drives": drives}
+    return {"memory": memory, "drives": drives, **machine}
 
 
-def _expects(trace: Path, machine: Path) -> dict[str, Any]:
-    """Returns the simulation of the plan for a machine."""
-    plan: dict[str, dict[str, Any]] = json.loads(_planner(["plan", "--output", "json", trace, machine]))
+def _notes(said: Question, figures: FitFigures) -> Iterator[str]:
+    """Yields notes on what a reader would wonder about."""
+    if said.host_memory is not None:
+        yield (
+            f"The link to host memory is taken to carry {_HOST_LINK / 1e9:.0f} GB/s each way. Tensors go there and to "
+            "the SSDs at once where that is faster; offload(write_budget=) keeps them from the SSDs."
+        )
+    if said.gpu is not None:
+        return
+    moves = figures["bytes_written"] + figures["bytes_read"] > 0
+    if moves and figures["waiting_seconds"] < figures["step_seconds"] / 100:
+        text = "All that moves does so while ops compute, so less or more memory makes no difference to the waiting"
+        if said.pool is None:
+            text += ". What the transfers take of the cores is in a step measured alone: say --pool instead of rates"
+        yield text + "."
+    precision = said.precision or models.precision_of(said.model)
+    if precision == "bf16":
+        yield (
+            "bf16 has masters of the parameters in fp32, which need 2 bytes a parameter more than fp32 alone. "
+            + ("Its" if _has_bf16() else "This processor has no instructions for it (avx512_bf16, amx_bf16): its")
+            + " ops are measured, and may take longer than in fp32."
+        )
+
+
+def _has_bf16() -> bool:
+    """Returns whether the processor says that it multiplies in bf16."""
+    try:
+        words = set(Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").split())
+    except OSError:
+        return True
+    return bool(words & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def _expects(said: Question, trace: Path, machine: Path) -> dict[str, Any]:
+    """Returns the simulation of the plan for a machine: on a GPU with what a session there takes itself."""
+    words = ["--gpu-session"] if said.gpu is not None else []
+    plan: dict[str, dict[str, Any]] = json.loads(_planner(["plan", "--output", "json", *words, trace, machine]))
     return plan["expects"]
 
 

@@ -55,6 +55,11 @@ def add_command(commands: Commands) -> None:
     parser.add_argument(
         "--memory", type=reader(size, "--memory"), help='the budget, such as "20GiB"; default: all that the model needs'
     )
+    parser.add_argument(
+        "--host-memory",
+        type=reader(size, "--host-memory"),
+        help="with --gpu: page-locked host memory that takes tensors, too, as offload's host_memory=; default none",
+    )
     parser.add_argument("--pool", help="devices as for `tidelog run`: their rates are measured")
     parser.add_argument("--read", type=float, help="bytes per second that the pool reads, instead of --pool")
     parser.add_argument("--write", type=float, help="bytes per second that it writes")

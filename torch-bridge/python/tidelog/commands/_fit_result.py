@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
@@ -9,6 +10,7 @@ from typing import Any, Literal, TypedDict
 from tidelog.output import _notebook
 
 _GIB, _MIB = 1 << 30, 1 << 20
+_WIDTH = 88  # of the notes
 _DAYS_OF_A_YEAR = 365
 
 
@@ -40,8 +42,11 @@ class _Planned(TypedDict, total=False):
     waiting_seconds: float
     bytes_written: int  # in a step
     bytes_read: int
+    bytes_to_host: int  # to host memory, with --host-memory
+    bytes_from_host: int
     bytes_written_per_day: float  # where training never pauses
     wear: dict[str, Any]  # where the drives are named
+    notes: list[str]  # what a reader would wonder about
     what_if: list[Change]
 
 
@@ -105,9 +110,14 @@ def _screen(figures: FitFigures) -> Iterator[str]:
     if figures["slowdown"] > 1:
         yield f"                  ops take {figures['slowdown']:.2f} x as long beside its transfers (measured)"
     yield f"moved in a step   {binary(figures['bytes_written'])} written, {binary(figures['bytes_read'])} read"
+    if figures["bytes_to_host"]:
+        yield f"                  {binary(figures['bytes_to_host'])} to host memory, {binary(figures['bytes_from_host'])} back"
     if figures["bytes_written"]:
         yield f"wear              {figures['bytes_written_per_day'] / 1e12:,.1f} TB a day are written, if training never pauses"
         yield f"drives last       {_lasting(figures)}"
+    for note in figures["notes"]:
+        yield ""
+        yield from textwrap.wrap(note, _WIDTH)
     if figures["what_if"]:
         yield ""
         yield "What would change it"

@@ -21,22 +21,20 @@ from tidelog import _errors
 from tidelog._offload import offload
 from tidelog.block._block import Tide
 from tidelog.block._ranks import local_rank, local_world_size
-from tidelog.commands._commands import SECONDS_OF_A_DAY, failure, tell
-from tidelog.commands._run_command import FOUND, Exit
+from tidelog.commands._commands import FOUND, SECONDS_OF_A_DAY, RunExit, failure, tell
+from tidelog.output._notebook import binary
 from tidelog.output._figures import Phase, Stats, StrPath
-
-_MIB = 1 << 20
 
 
 def run(said: argparse.Namespace) -> int:
     """Runs what the command line says; returns the exit code."""
     if not said.is_module and not os.path.exists(said.program):
-        return _refuse(said, Exit.NO_PROGRAM, f"there is no program {said.program!r}")
+        return _refuse(said, RunExit.NO_PROGRAM, f"there is no program {said.program!r}")
     with contextlib.ExitStack() as block:
         try:
             tide = block.enter_context(offload(**_options(said)))
         except _errors.Error as error:
-            return _refuse(said, Exit.NOT_OPENED, error)
+            return _refuse(said, RunExit.NOT_OPENED, error)
         # The process ends with the program: what stays on NVMe then is of no use to anybody.
         warnings.simplefilter("ignore", _errors.LeftBehindWarning)
         try:
@@ -48,7 +46,7 @@ def run(said: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse(said: argparse.Namespace, code: Exit, why: object) -> int:
+def _refuse(said: argparse.Namespace, code: RunExit, why: object) -> int:
     """Says why nothing runs."""
     if said.output == "json":
         tell(failure(said, code, why), sys.stderr)
@@ -138,8 +136,10 @@ def _summary(figures: Figures) -> Iterator[str]:
     totals, paces = figures["totals"], figures["seconds_per_step"]
     pace = "no step was seen to end" if paces is None else f"{paces:.3f} s each (median)"
     yield f"{figures['steps']} steps, {pace}; at the end {figures['phase']}"
-    yield f"at most {_mib(figures['peak_bytes'])} in memory, of a budget of {_mib(figures['budget'])}"
-    yield f"{_mib(totals['bytes_written'])} moved out, {_mib(totals['bytes_read'])} moved in, by {figures['data_path']}"
+    if (plan := figures["plan"]) is not None:
+        yield f"the ops of a step take {plan['compute_ns'] / 1e9:.3f} s, as they were recorded without a plan"
+    yield f"at most {binary(figures['peak_bytes'])} in memory, of a budget of {binary(figures['budget'])}"
+    yield f"{binary(totals['bytes_written'])} moved out, {binary(totals['bytes_read'])} moved in, by {figures['data_path']}"
     if totals["bytes_written"]:
         per_day = totals["bytes_written"] / figures["seconds"] * SECONDS_OF_A_DAY
         yield f"{per_day / 1e12:,.1f} TB a day are written to the SSDs at this pace"
@@ -152,10 +152,6 @@ def _summary(figures: Figures) -> Iterator[str]:
     stalled = totals["stall_ns"] / 1e9
     yield f"ops waited {stalled:.1f} s of {figures['seconds']:.1f} s ({stalled / figures['seconds']:.0%})"
     # Notices are warnings of the logger, where the block ends.
-
-
-def _mib(size: int) -> str:
-    return f"{size / _MIB:,.1f} MiB"
 
 
 def _write_json(figures: Figures, path: StrPath) -> None:

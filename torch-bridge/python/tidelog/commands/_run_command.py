@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import argparse
 import inspect
-from enum import IntEnum
 from typing import Any
 
 from tidelog._offload import offload
 from tidelog._options import Option
-from tidelog.commands._commands import USAGE, Commands, add_output, reader
-
-# Options of `offload` that are objects of a program, which `run` finds, or that need them.
-FOUND = ("model", "optimizer", "resume")
-
-
-class Exit(IntEnum):
-    """Exit codes of `tidelog run` where the program does not decide it."""
-
-    USAGE = USAGE
-    NO_PROGRAM = 66
-    NOT_OPENED = 69
-
+from tidelog.commands._commands import FOUND, Commands, RunExit, add_output, reader
 
 DESCRIPTION = """\
 Runs a Python program that trains with PyTorch, as `python PROGRAM ARGUMENTS` would, with at most
@@ -35,9 +22,9 @@ At the end, also after an error or Ctrl-C, a summary goes to standard error: ste
 moved, how long ops waited; with --output json, as one line of JSON. What cannot run is said there, too.
 
 Exit codes: those of the program, as without tidelog; and
-  {Exit.USAGE}  the command line makes no sense
-  {Exit.NO_PROGRAM}  there is no such program
-  {Exit.NOT_OPENED}  the pool could not be opened, or the budget is too small to begin; nothing ran
+  {RunExit.USAGE}  the command line makes no sense
+  {RunExit.NO_PROGRAM}  there is no such program
+  {RunExit.NOT_OPENED}  the pool could not be opened, or the budget is too small to begin; nothing ran
 
 Examples:
   tidelog run --memory 20GiB --pool /mnt/nvme0/tide,/mnt/nvme1/tide train.py --epochs 3

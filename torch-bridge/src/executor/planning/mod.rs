@@ -150,7 +150,8 @@ impl Planning {
         }
     }
 
-    /// Sets the part of the write budget that storages may write, as devices write more than these have.
+    /// Sets the part of the write budget that storages may write, as devices write more than these
+    /// have.
     pub(super) fn storages_may_write(&mut self, per_day: Bytes) {
         self.write_budget = Some(per_day);
     }
@@ -455,8 +456,8 @@ impl Planning {
         }
     }
 
-    /// Returns what makes a plan the best, for steps that take `compute` without waits, and their ops
-    /// `ops`.
+    /// Returns what makes a plan the best, for steps that take `compute` without waits, and their
+    /// ops `ops`.
     fn goal(&self, compute: Option<Nanos>, ops: Nanos, history: &History) -> Goal {
         let Some(per_day) = self.write_budget else { return Goal::default() };
         let counters = history.counters();

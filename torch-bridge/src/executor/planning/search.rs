@@ -267,8 +267,8 @@ impl PlanTask {
         Ok(Planned::of(plan, &self.trace, self.machine)?)
     }
 
-    /// Returns whether a plan is faster, with its pauses, or as fast and writes less, by more than an
-    /// exchange of plans and the simulation's error.
+    /// Returns whether a plan is faster, with its pauses, or as fast and writes less, by more than
+    /// an exchange of plans and the simulation's error.
     fn is_worth(&self, new: PlanPrice, old: PlanPrice) -> bool {
         let less = |new: u64, old: u64, percent: u64| {
             u128::from(new) * 100 <= u128::from(old) * u128::from(percent)

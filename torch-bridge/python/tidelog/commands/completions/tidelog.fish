@@ -86,6 +86,7 @@ complete -c tidelog -n '_shtab_tidelog_using run; and test $_shtab_tidelog_npos 
 complete -c tidelog -n '_shtab_tidelog_using; and test $_shtab_tidelog_npos -eq 0' -a fit -d 'what a model would need here, and how fast it would train'
 complete -c tidelog -n '_shtab_tidelog_using fit' -s h -l help -d 'show this help message and exit'
 complete -c tidelog -n '_shtab_tidelog_using fit' -l memory -x -d 'the budget, such as "20GiB"; default'
+complete -c tidelog -n '_shtab_tidelog_using fit' -l host-memory -x -d 'with --gpu'
 complete -c tidelog -n '_shtab_tidelog_using fit' -l pool -xka "(__fish_complete_path (commandline -ct))" -d 'devices as for `tidelog run`'
 complete -c tidelog -n '_shtab_tidelog_using fit' -l read -x -d 'bytes per second that the pool reads, instead of --pool'
 complete -c tidelog -n '_shtab_tidelog_using fit' -l write -x -d 'bytes per second that it writes'
