@@ -27,7 +27,7 @@ from catalog import PROGRAMS, Training
 from verdict import FIGURES
 
 MIB = 1 << 20
-PLENTY = 64 << 30  # more than any program needs
+PLENTY = 4 << 30  # more than any program needs, and less than machines have
 POOL_SIZE = 256 * MIB
 PEAK_STEPS = 3
 _LEAST = re.compile(r"smallest budget that would do is (\d+) bytes")

@@ -206,7 +206,7 @@ def evicted(tide, tensor):
 
 def seen_by_numpy(tide, tensor):
     array = tensor.numpy()
-    with pytest.raises(tidelog.UnmovableError):
+    with pytest.raises(tidelog.PinnedError):
         tide.evict(tensor)
     assert array[0] == 2
 

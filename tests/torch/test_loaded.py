@@ -398,3 +398,15 @@ def test_what_no_collector_finds_any_more_stays_in_the_next_block(pool, files):
             assert_same(array.tobytes(), bits(state["0.weight"])[3], "the array")
     finally:
         gc.unfreeze()
+
+
+def test_where_all_fits_what_is_loaded_counts_from_the_next_step_on(pool, files):
+    """Ops are not looked at there, so nobody sees that they use a file."""
+    with left_behind(), offloaded(pool, "auto") as tide:
+        tensors = LOADERS["load_file"](files)
+        for each in tensors.values():
+            each.add_(1)
+        with tide.step():
+            assert tide.live_bytes <= MEMORY and tide.stats()["totals"]["evictions"] > 0
+        for name, each in made().state_dict().items():
+            assert_same(bits(each + 1), bits(tensors[name]), name)

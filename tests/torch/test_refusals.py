@@ -118,10 +118,12 @@ def test_the_three_largest_are_named_each_with_its_reason(pool):
 
     text = str(refused(run, 320 * KIB))
     assert (
-        "Of what cannot move the largest are: weight (256.0 KiB: it is memory of a NumPy array or of a file), " in text
+        "Of what cannot move the largest are: weight (256.0 KiB: its memory is a NumPy array's or a file's, which "
+        "something else may use, too), " in text
     )
     assert "held['table'] (160.0 KiB: it is shared with other processes), " in text
-    assert "held['rows'] (128.0 KiB: it is memory of a NumPy array or of a file) and 1 more" in text
+    assert "held['rows'] (128.0 KiB: its memory is a NumPy array's or a file's, which something else" in text
+    assert "use, too) and 1 more" in text
 
 
 @NO_ADDRESS

@@ -218,14 +218,17 @@ def one_slice(file):
 @pytest.mark.host_memory("a file that is mapped does not count against a GPU's budget")
 @pytest.mark.parametrize("read", [safetensors.torch.load_file, one_tensor, one_slice])
 def test_safetensors_larger_than_the_budget_is_read_and_an_op_on_it_is_refused(pool, tmp_path, mode, read):
-    """A file is not in memory before an op uses it."""
+    """A file does not count before a step begins, or an op that is looked at uses it."""
     file = tmp_path / "model.safetensors"
     tensors = {"large": torch.arange(1 << 20, dtype=torch.float32).reshape(1024, 1024), "small": torch.ones(8)}
     safetensors.torch.save_file(tensors, file)
     del tensors
-    with tidelog.offload(pool=pool, memory=2 * MIB, staging=MIB, mode=mode, pool_size=64 * MIB):
+    with tidelog.offload(pool=pool, memory=2 * MIB, staging=MIB, mode=mode, pool_size=64 * MIB) as tide:
         found = read(file)
         large = found["large"] if isinstance(found, dict) else found
+        with tide.step():
+            pass
+        assert tide.live_bytes <= 2 * MIB and not tide.is_resident(large)
         with pytest.raises(tidelog.BudgetError, match="budget"):
             large.sum()
         assert torch.ones(8).sum() == 8, "the block goes on"

@@ -78,6 +78,7 @@ class Access:
         self.meet_others = meet_others
         self.await_copies = await_copies
         self.owns = ledger.owns
+        self.maps = ledger.maps  # a slice of a file
         self.make_usual = make_usual
         self._thread_instead: int | None = None
         self.begin()

@@ -70,6 +70,7 @@ class Steps:
         """A step begins."""
         ledger = self._ledger
         self._async_uses.look()  # what a collective used is let go, also where nothing has to be moved
+        ledger.look_again()
         self.judge_quiet()
         if self.follows_plan is not None and self.place.profiles:
             is_ready = self._session.hold_plan(True)
@@ -77,7 +78,6 @@ class Steps:
                 self._session.hold_plan(False)
         self._session.step(StepMark.BEGIN)
         ledger.reuse_numbers()
-        ledger.look_again()
         self._take_plan()
         if not ledger.quiet:
             self.place.next_op = 0

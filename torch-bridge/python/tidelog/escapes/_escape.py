@@ -343,9 +343,8 @@ def _part(access: Access, original: Wrapper) -> Wrapper:
             _read(access, storage)
             part = original(storage, index)
             if isinstance(part, Storage) and access.owns(part):
-                record = native().record_for(part)
                 if native().maps_file(storage):
-                    record.is_alone = record.is_unwritten = True
+                    access.maps(native().record_for(part))
                 else:
                     part._tide_whole = Alias(native().record_for(storage))
         return part

@@ -221,8 +221,21 @@ class Ledger {
     return call(device.get(), names().why_unmovable, to_python(storage).get()).get() == Py_None;
   }
 
-  // Storages that something else had the memory of move from here on, where nothing has it any more.
+  // A slice of a file has come: it counts once it is written, or nobody else has the file.
+  void maps(Record& record) {
+    record.alone_in = Records::block;
+    record.is_unwritten = true;
+    mapped_.push_back(RecordPtr::reclaim_copy(&record));
+  }
+
+  // Storages that something else had the memory of count and move from here on, where nothing has it any more.
   void look_again() {
+    auto counts = [&](const RecordPtr& each) {
+      c10::Storage storage = each->storage();
+      if (!storage || !each->is_unwritten) return true;
+      return record_of(*each->impl) != nullptr;
+    };
+    mapped_.erase(std::remove_if(mapped_.begin(), mapped_.end(), counts), mapped_.end());
     auto is_over = [&](const RecordPtr& each) {
       if (each->ledger != this || !each->waits) return true;
       c10::Storage storage = each->storage();
@@ -593,7 +606,7 @@ class Ledger {
   // Numbers of storages that the session has not heard of, beside births and deaths.
   std::vector<int64_t> resized_, modified_, async_changes_;
   std::vector<std::pair<int64_t, bool>> pins_;
-  std::vector<RecordPtr> waiting_;  // see `look_again`
+  std::vector<RecordPtr> mapped_, waiting_;  // see `look_again`
   std::unordered_map<int64_t, std::pair<uintptr_t, uintptr_t>> aliased_;  // the memory of those that are pinned
 };
 

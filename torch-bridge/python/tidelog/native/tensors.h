@@ -55,6 +55,8 @@ void each_holder(PyObject* value, const Visit& visit) {
 // names.
 inline bool has_no_bytes(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return false;
+  // A storage's device is written while it loses its memory, and this is asked without Python's lock.
+  if (!tensor.key_set().has(DispatchKey::Python)) return tensor.is_meta();
   return tensor.unsafeGetTensorImpl()->unsafe_storage().device_type() == c10::DeviceType::Meta;
 }
 

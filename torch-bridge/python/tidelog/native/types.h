@@ -50,7 +50,6 @@ inline void add_records(py::module_& m) {
       .def_property(
           "is_alone", [](const Record& record) { return record.alone_in == Records::block; },
           [](Record& record, bool is) { record.alone_in = is ? Records::block : 0; })
-      .def_readwrite("is_unwritten", &Record::is_unwritten)
       .def_property_readonly("is_slice", [](const Record& record) { return Slices::is_slice(record.memory); })
       .def_property("name", object_of<&Record::name>, set_object<&Record::name>)
       .def_property("parted", object_of<&Record::parted>, set_object<&Record::parted>)
@@ -141,6 +140,7 @@ inline void add_ledgers(py::module_& m) {
       .def("measure_again", &Ledger::measure_again)
       .def("has_away", &Ledger::has_away)
       .def("movable", &Ledger::movable)
+      .def("maps", &Ledger::maps)
       .def("look_again", &Ledger::look_again)
       .def("pin", &Ledger::pin)
       .def("unpin", &Ledger::unpin)
