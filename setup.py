@@ -78,8 +78,7 @@ def built():
 
 
 def install_stripped(source, place):
-    """Installs a file without names and lines of functions, which are most of a file: what is exported keeps its name.
-    """
+    """Installs a file without names and lines of functions, which are most of a file: what is exported keeps its name."""
     place.parent.mkdir(parents=True, exist_ok=True)
     # Under a name of its own first: two builds at once do not read each other's half.
     stripped = place.with_name(f"{place.name}.{os.getpid()}")

@@ -116,8 +116,7 @@ def targets(path, text):
 
 
 def section(text, heading):
-    """Returns the text under a heading, up to the next one of its level or above; None where there is no such heading.
-    """
+    """Returns the text under a heading, up to the next one of its level or above; None where there is no such heading."""
     found = re.search(rf"^(#+) {re.escape(heading)}$", text, re.MULTILINE)
     if not found:
         return None

@@ -84,8 +84,7 @@ class Program:
                 self.step(size)
 
     def result(self):
-        """Returns the state to compare: all that the program holds, tensor by tensor, so that it need not fit at once.
-        """
+        """Returns the state to compare: all that the program holds, tensor by tensor, so that it need not fit at once."""
         state = self.optimizer.state
         named = list(self.model.named_parameters())
         return [

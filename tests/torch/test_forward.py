@@ -44,8 +44,7 @@ def is_hidden():
 
 
 def train(pool=None, memory=None, around=None):
-    """The bits of a training, of whose results autograd saves many. `around`: makes what surrounds each forward pass.
-    """
+    """The bits of a training, of whose results autograd saves many. `around`: makes what surrounds each forward pass."""
     torch.manual_seed(0)
     weights = [torch.randn(WIDTH, WIDTH, requires_grad=True) for _ in range(8)]
 

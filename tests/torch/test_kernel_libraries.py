@@ -120,8 +120,7 @@ def needs(name):
 
 
 def run(script, *words, **variables):
-    """Runs a script in a process of its own: Triton looks for its interpreter when it is imported, as torch does early.
-    """
+    """Runs a script in a process of its own: Triton looks for its interpreter when it is imported, as torch does early."""
     command = [sys.executable, "-c", IMPORTS + script + BOTH, *map(str, words)]
     ended = subprocess.run(command, env=process.environment(**variables), capture_output=True, text=True, timeout=380)
     assert ended.returncode == 0 and "done" in ended.stdout.split(), ended.stdout + ended.stderr

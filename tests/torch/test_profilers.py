@@ -1,5 +1,4 @@
-"""torch.profiler with each of its flags, where tensors move and where all fits: the plain run's bits, and no assertion.
-"""
+"""torch.profiler with each of its flags, where tensors move and where all fits: the plain run's bits, and no assertion."""
 
 import contextlib
 

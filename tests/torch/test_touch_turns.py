@@ -1,5 +1,4 @@
-"""Blocks of threads that have ended, and blocks that are entered and left out of turn: the same bits, or one sentence.
-"""
+"""Blocks of threads that have ended, and blocks that are entered and left out of turn: the same bits, or one sentence."""
 
 import asyncio
 import contextlib

@@ -33,8 +33,7 @@ def frozen(value):
 
 
 def outcome(function, *arguments):
-    """Returns the frozen result of a call; where it raises, the kind of error (plain torch refuses some touches too).
-    """
+    """Returns the frozen result of a call; where it raises, the kind of error (plain torch refuses some touches too)."""
     try:
         return frozen(function(*arguments))
     except Exception as error:

@@ -1,5 +1,4 @@
-"""Tensors that are out when a block ends: they come back as far as the budget has room, and those that stay are named.
-"""
+"""Tensors that are out when a block ends: they come back as far as the budget has room, and those that stay are named."""
 
 from __future__ import annotations
 

@@ -249,8 +249,7 @@ def _modified(access: Access, *storages: Storage) -> None:
 
 
 def _assigning(access: Access, original: Wrapper) -> Wrapper:
-    """`x[i] = t`. Of a `t` without dimensions torch asks in C++ whether it shares memory with `x`: both must be here.
-    """
+    """`x[i] = t`. Of a `t` without dimensions torch asks in C++ whether it shares memory with `x`: both must be here."""
     assigns = _assigning_a_number(access, original)
 
     def wrapper(tensor: Tensor, index: Any, value: Any) -> Any:

@@ -93,8 +93,7 @@ class LazyUpdates(Updates):
 
     @whole
     def note(self, optimizer: Optimizer, step: Step) -> list[Group]:
-        """Notes a step's updates; parameters without state stay in the step's place: the first step of each makes it.
-        """
+        """Notes a step's updates; parameters without state stay in the step's place: the first step of each makes it."""
         self._run_what_waited(optimizer)
         groups, stateless = [], self._stateless.setdefault(optimizer, set())
         for group in optimizer.param_groups:

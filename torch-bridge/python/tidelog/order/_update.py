@@ -99,8 +99,7 @@ class Mark(Pending):
         raise self.error(self._text)
 
     def guard(self, storage: Storage) -> None:
-        """Sets the guard on one of its storages that is in memory. What is out has another, and a bucket of DDP none.
-        """
+        """Sets the guard on one of its storages that is in memory. What is out has another, and a bucket of DDP none."""
         record = storage._tide
         if record is None or (record.is_guarded and not record.state & _record.AWAY):
             native().guard(storage, self._text)

@@ -167,8 +167,7 @@ class Updates:
             self._compute(compute)
 
     def _compute(self, compute: Callable[[], None]) -> None:
-        """Computes an update as the step would have run: its ops are the block's, and what surrounds them is no matter.
-        """
+        """Computes an update as the step would have run: its ops are the block's, and what surrounds them is no matter."""
         usual = torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
         self.is_running = True
         try:

@@ -48,8 +48,7 @@ class Watch(Pending):
         self.touch(None)
 
     def touch(self, func: object) -> None:
-        """An op uses one of them. To make a view is no use yet: FSDP2 makes several gradients as views of one tensor.
-        """
+        """An op uses one of them. To make a view is no use yet: FSDP2 makes several gradients as views of one tensor."""
         if self.has_stepped and func in _ZEROES:
             self.take_off()
         elif not getattr(func, "is_view", False):
