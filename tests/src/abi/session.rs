@@ -96,9 +96,7 @@ pub fn walk_session(
             92..94 => {
                 framework.perform_one();
             }
-            94..96 => {
-                assert!(framework.stats()["resident_bytes"].is_u64());
-            }
+            94..96 => assert!(framework.stats()["resident_bytes"].is_u64()),
             97 if choices.percent(40) => framework.pause(choices.percent(50)),
             96..98 => {
                 framework.sync();

@@ -99,8 +99,10 @@ class Feature(NamedTuple):
     compiles: bool = False
     accumulates: bool = False
     saves: bool = False
+    pauses: bool = False
     steps: int = STEPS
     part: float = 0.5  # of the peak is the budget
+    rows: int = ROWS // MICRO_BATCHES  # of a batch
     on_gpus: str | None = None  # why it is not tried there
 
 
@@ -132,6 +134,13 @@ FEATURES = {
     ),
     "compile": Feature({}, lambda stats: stats["plan"], compiles=True, on_gpus=NEVER),
     "checkpoints": Feature({}, lambda stats: stats["plan"], saves=True),
+    'what="activations"': Feature(
+        {"what": "activations"},
+        lambda stats: stats["plan"] and not stats["bytes_written"]["optimizer state"],
+        rows=8 * ROWS // MICRO_BATCHES,
+        part=0.8,
+    ),
+    "pauses": Feature({}, lambda stats: stats["plan"] and stats["pauses"]["count"] == STEPS, pauses=True),
 }
 
 
@@ -146,7 +155,7 @@ class Run:
         torch.manual_seed(1 + rank)
 
     def batch(self):
-        return torch.randn(ROWS // MICRO_BATCHES, LARGE if self.feature.model is large else WIDTH)
+        return torch.randn(self.feature.rows, LARGE if self.feature.model is large else WIDTH)
 
     def backward(self):
         """Forward and backward; returns the losses."""
@@ -169,6 +178,9 @@ class Run:
         for _ in range(steps):
             with self.tide.step() if self.tide is not None else contextlib.nullcontext():
                 self.optimizer.zero_grad()
+                if self.feature.pauses and self.tide is not None:
+                    with self.tide.paused():
+                        assert self.tide.live_bytes <= STAGING, self.tide.stats()["unmovable"]
                 losses += [loss.item() for loss in self.backward()]
                 self.optimizer.step()
         return frozen(losses), self.state(), frozen(torch.get_rng_state())
@@ -228,9 +240,9 @@ class Place:
 
     def peak(self, feature):
         """Returns the peak of the feature's program, as a block counts it that has nothing to do."""
-        known = feature.model, feature.accumulates, feature.compiles
+        known = feature.model, feature.accumulates, feature.compiles, feature.rows
         if known not in self._peaks:
-            usual = feature._replace(options={}, saves=False)
+            usual = feature._replace(options={}, saves=False, pauses=False)
             try:
                 self._peaks[known] = self.in_block(usual, PLENTY, 2)[0].peak_bytes
             except tidelog.OrderError:  # it is refused anyway

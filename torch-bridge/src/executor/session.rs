@@ -431,12 +431,16 @@ impl Session {
 /// Refuses what belongs to a step in a pause. An op inside a request of one can run when it is
 /// over.
 fn refuse_in_pause(executor: &Executor) -> Result<(), Failure> {
-    if executor.machine.is_paused() {
-        let is_inside = executor.depth() > 0;
+    if !executor.machine.is_paused() {
+        return Ok(());
+    }
+    if executor.depth() > 0 {
         return Err(Failure::new(
-            if is_inside { FailureKind::Busy } else { FailureKind::InvalidArgument },
-            "the session is paused: end that (tide_session_go_on) before the next op or step",
+            FailureKind::Busy,
+            "it is inside another op, or a request, of a pause: let it run when that has ended",
         ));
     }
-    Ok(())
+    Err(Failure::invalid(
+        "the session is paused: end that (tide_session_go_on) before the next op or step",
+    ))
 }

@@ -14,7 +14,7 @@ use crate::executor::transfer::{StorageTransfer, TransferDirection};
 /// Bytes by what their storage is for, in the order of [`Kind::ALL`].
 pub(in crate::executor) type BytesByKind = [u64; StorageKind::ALL.len()];
 
-/// CountedUntil since the session was opened, or over one step.
+/// Counted since the session was opened, or over one step.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(in crate::executor) struct Totals {
     /// Bytes to the pool, and from it.
