@@ -33,7 +33,7 @@ echo "sanitize: the bridge's C++ under ThreadSanitizer"
 # itself must not run under it.
 runtimes="$(g++ -print-file-name=libtsan.so) $(g++ -print-file-name=libstdc++.so.6)"
 XDG_CACHE_HOME=$PWD/target/tsan-kernels LD_PRELOAD=$runtimes \
-    TSAN_OPTIONS=ignore_noninstrumented_modules=1:report_signal_unsafe=0 \
+    TSAN_OPTIONS=ignore_noninstrumented_modules=1:report_signal_unsafe=0:die_after_fork=0 \
     CXX="env -u LD_PRELOAD g++ -g -fsanitize=thread" \
     OMP_NUM_THREADS=1 setarch --addr-no-randomize .venv/bin/python -m pytest -q -m "not slow" --timeout 1200 \
     tests/torch/test_requests.py tests/torch/test_touch_{threads,turns}.py
