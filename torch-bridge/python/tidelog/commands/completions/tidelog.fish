@@ -51,7 +51,7 @@ function _shtab_tidelog_using
 end
 
 set -g _shtab_tidelog_commands run fit completions
-set -g _shtab_tidelog_opts_with_value --blocks --data-path --device --drive --drives --gpu --host-memory --memory --micro-batch --micro-batches --mode --output --parts --policy --pool --pool-size --precision --read --recompute --report --sequence --share --staging --stats --trace --updates --what --write
+set -g _shtab_tidelog_opts_with_value --blocks --data-path --device --drive --drives --gpu --host-memory --memory --micro-batch --micro-batches --mode --output --parts --policy --pool --pool-size --precision --read --recompute --report --sequence --share --staging --stats --trace --updates --what --write --write-budget
 
 complete -c tidelog -e
 complete -c tidelog -f
@@ -66,10 +66,12 @@ complete -c tidelog -n '_shtab_tidelog_using run' -l host-memory -x -d 'for a GP
 complete -c tidelog -n '_shtab_tidelog_using run' -l device -x -d 'device whose memory is limited'
 complete -c tidelog -n '_shtab_tidelog_using run' -l mode -xka "auto reactive" -d '"auto" records a step, then plans its migrations; "reactive" runs without a plan.'
 complete -c tidelog -n '_shtab_tidelog_using run' -l policy -xka "auto algorithm1 tidelog" -d planner
+complete -c tidelog -n '_shtab_tidelog_using run' -l what -xka "all activations" -d 'what moves'
 complete -c tidelog -n '_shtab_tidelog_using run' -l updates -xka "own lazy early" -d 'time of parameter updates'
 complete -c tidelog -n '_shtab_tidelog_using run' -l recompute -xka "own best" -d 'regions under torch.utils.checkpoint that are recomputed in the backward pass'
 complete -c tidelog -n '_shtab_tidelog_using run' -l blocks -x -d 'for `recompute="best"` where the program has nothing under torch.utils.checkpoint'
 complete -c tidelog -n '_shtab_tidelog_using run' -l parts -xka "whole best" -d 'unit of offloading'
+complete -c tidelog -n '_shtab_tidelog_using run' -l write-budget -x -d 'what may be written to the SSDs a day'
 complete -c tidelog -n '_shtab_tidelog_using run' -l pool-size -x -d 'size of the pool where Tidelog makes its files; default'
 complete -c tidelog -n '_shtab_tidelog_using run' -l staging -x -d 'buffers that the devices read and write; default'
 complete -c tidelog -n '_shtab_tidelog_using run' -l data-path -xka "auto uring uring-cmd posix spdk gds gds-compat" -d '"auto", "uring", "uring-cmd" or "posix"; for a GPU also "gds" (cuFile, past the host) and "gds-compat" (cuFile, which may go through the host)'
