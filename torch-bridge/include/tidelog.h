@@ -920,17 +920,17 @@ int32_t tide_session_set_budget(uint64_t session, uint64_t budget);
 /**
  * Sets how many bytes a day may go to the pool's devices from here on, padding, metadata and
  * checkpoints included; 0: as many as it takes. Plans keep to it as far as any does, and
- * `tide_session_pause` to the rest. What was not written is there to be written for an hour.
+ * `tide_session_throttle` to the rest. What was not written is there to be written for an hour.
  * Another budget forgets what was written under the one before.
  */
 int32_t tide_session_set_write_budget(uint64_t session, uint64_t bytes_per_day);
 
 /**
- * Between two steps: pauses as long as the write budget asks for, at most `timeout_ms`. Returns
+ * Pauses between two steps as long as the write budget asks for, at most `timeout_ms`. Returns
  * `TIDE_WAITING` where that was not long enough: call it again. A caller that begins the next step
  * instead has what is left added to the pause behind it.
  */
-int32_t tide_session_pause(uint64_t session, uint32_t timeout_ms);
+int32_t tide_session_throttle(uint64_t session, uint32_t timeout_ms);
 
 /**
  * Reports storages that were born and that died. Repeating a report is harmless.
