@@ -20,6 +20,8 @@ from tidelog.order._updates import Updates
 from tidelog.storages._async_uses import AsyncUses
 
 _NAMED_MAX = 8
+_PATIENCE_SECONDS = 5.0
+_ROOM_SECONDS, _ROOM_POLL_SECONDS = 1.0, 0.02
 
 
 class Pauses:
@@ -57,11 +59,11 @@ class Pauses:
         self._began = time.perf_counter()
         self._updates.run_all()
         self._steps.end_touch()
-        self._async_uses.look()
+        self._await_collectives()
         self._refuse_what_is_in_use()
         self._ledger.end_quiet()
         try:
-            self._session.pause()
+            self._leave()
             self._await_device()
         except BaseException:
             with contextlib.suppress(_errors.Error):  # it is raised again by who comes next
@@ -93,6 +95,26 @@ class Pauses:
             native().suspend(False)
             access.is_paused = False
             self._steps.paused_seconds += time.perf_counter() - self._began
+
+    def _leave(self) -> None:
+        """Has all that can leave memory. A write for a tensor that has died keeps its room in the pool until it ends,
+        so that one that is full may have room a moment later.
+        """
+        until = time.monotonic() + _ROOM_SECONDS
+        while True:
+            try:
+                return self._session.pause()
+            except _errors.PoolError:
+                if time.monotonic() > until:
+                    raise
+                self._session.go_on(at_once=False)
+                time.sleep(_ROOM_POLL_SECONDS)
+
+    def _await_collectives(self) -> None:
+        """Waits for collectives that end by themselves: nobody has the handle of those that DDP begins."""
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while (milliseconds := self._async_uses.wait_ms()) and time.monotonic() < until:
+            time.sleep(milliseconds / 1000)
 
     def _await_device(self) -> None:
         """Waits until nothing that has left is read or written any more, and whatever was wrong with it is known."""
