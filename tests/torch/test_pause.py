@@ -17,6 +17,7 @@ from torch import nn
 
 import tidelog
 from tidelog.memory._heap import anonymous_bytes
+from tidelog.memory._record import LEAVING
 from tidetest import MIB, process
 from tidetest.bits import assert_same, frozen
 from tidetest.fake_allocator import Allocating
@@ -144,15 +145,17 @@ def test_what_was_in_memory_is_back_at_once_or_when_it_is_needed(pool, at_once, 
     with offload(training, pool, mode="reactive") as tide:
         for _ in range(2):
             training.step()
-        tide.session.settle()  # what was leaving is out, and does not come back
         before = tide.live_bytes - STAGING
+        # What was leaving anyway may be out, or dead, before the pause begins.
+        leaving = sum(each.size for each in tide.ledger.all() if each.state & LEAVING)
         assert before > least
         with tide.paused(at_once=at_once):
             assert tide.live_bytes == STAGING and repr(tide) == "<tidelog.Tide paused, with a budget of 2.2 MiB>"
         back = tide.live_bytes - STAGING
-        assert back == (before if at_once else 0)
+        assert before - leaving <= back <= before if at_once else back == 0
         pauses = tide.stats()["pauses"]
-        assert pauses["bytes_out"] == before and pauses["bytes_back"] == back and not pauses["is_paused"]
+        assert before - leaving <= pauses["bytes_out"] <= before
+        assert pauses["bytes_back"] == back and not pauses["is_paused"]
 
 
 def test_all_that_fits_is_out_in_a_pause_and_back_after_it(pool):

@@ -107,7 +107,6 @@ class Pauses:
             except _errors.PoolError:
                 if time.monotonic() > until:
                     raise
-                self._session.go_on(at_once=False)
                 time.sleep(_ROOM_POLL_SECONDS)
 
     def _await_collectives(self) -> None:
