@@ -119,15 +119,25 @@ def size(value: object, name: str) -> Size:
     Tidelog's other tools take the same and say the same."""
     if isinstance(value, Size):
         return value
-    number = value if isinstance(value, int) and not isinstance(value, bool) else _bytes(str(value))
+    number = _number_of(value, str(value))
     if number is None:
         raise Error(f"{name}={value!r}: expected a size such as 20GiB, 24GB (10^9 bytes each) or 21474836480.")
     if number <= 0:
         raise Error(f"{name}={value!r}: must be above zero.")
     if number >= 1 << 64:
         raise Error(f"{name}={value!r}: more than any device has.")
+    return _sized(number, value)
+
+
+def _number_of(value: object, text: str) -> int | None:
+    """Returns an int as it is, and the bytes that the text of anything else says; None where it says none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else _bytes(text)
+
+
+def _sized(number: int, said: object) -> Size:
+    """Returns bytes with what was said for them."""
     result = Size(number)
-    result.said = value
+    result.said = said
     return result
 
 
@@ -144,18 +154,14 @@ def _bytes(text: str) -> int | None:
 
 def size_a_day(value: object, name: str) -> Size:
     """Bytes a day: an int, or text such as "2TB", "500GB/day" or "2 TB a day"."""
-    text, number = str(value), value
-    if not isinstance(value, int) or isinstance(value, bool):
-        number = _bytes(_A_DAY.sub("", text))
-    if not isinstance(number, int):
+    number = _number_of(value, _A_DAY.sub("", str(value)))
+    if number is None:
         raise Error(f"{name}={value!r}: expected bytes a day such as 2TB, 500GB/day or 2000000000000.")
     if number < A_DAY_MIN:
         raise Error(f"{name}={value!r}: less than 1GB a day, which no training keeps to; for 2 TB say '2TB'.")
     if number >= 1 << 64:
         raise Error(f"{name}={value!r}: more than any device takes.")
-    result = Size(number)
-    result.said = value
-    return result
+    return _sized(number, value)
 
 
 def whole_number(value: Any, name: str) -> int:

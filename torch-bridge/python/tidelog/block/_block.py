@@ -163,12 +163,20 @@ class Tide:
         self._is_named = model is not None or optimizer is not None
         # Steps of a loop that does not mark them.
         self.loop = OptimizerSteps(
-            *(self._step, self.access.is_live, self._name_what_trains, self.steps.notices.append, self.steps.clock)
+            self._step, self.access.is_live, self._name_what_trains, self.steps.notices.append, self.steps.clock
         )
         self._at_work = contextlib.ExitStack()
         self.saves = Saves()  # of torch.distributed.checkpoint, beside the steps
         self._pauses = Pauses(
-            *(ledger, session, self.access, self.steps, self.updates, async_uses, device, heap, self.saves),
+            ledger,
+            session,
+            self.access,
+            self.steps,
+            self.updates,
+            async_uses,
+            device,
+            heap,
+            self.saves,
             self._adopt_what_lives,
         )
 

@@ -57,9 +57,7 @@ AWAY = OUT | COMING
 
 
 def run_updates(storages: Iterable[Storage]) -> None:
-    """Runs the updates of storages that an access other than an op is about to use these storages: they are up to date
-    after this.
-    """
+    """Runs the updates of storages that an access which is no op is about to use: they are up to date after this."""
     for storage in storages:
         if storage._tide_update is not None:
             storage._tide_update.run()
