@@ -156,7 +156,7 @@ impl ResidentStorage {
         self.hosted > 0 && self.copy && matches!(self.place, BytesPlace::Resident)
     }
 
-    /// Keeps a storage that is being evicted; the copy that is being made is made.
+    /// Keeps a storage that is being evicted; its copy is completed all the same.
     pub(super) fn keep(&mut self) {
         if let BytesPlace::Moving(flight) = &mut self.place
             && flight.kind != TransferKind::Fetch

@@ -75,10 +75,7 @@ struct RoundTrip {
 /// The trips of an iteration, the first to leave first.
 fn trips(trace: &Trace, guess: &Guess, rows: &[Migration]) -> Vec<RoundTrip> {
     let ops = guess.durations.len();
-    let mut begins = vec![0];
-    for at in 0..2 * ops {
-        begins.push(begins[at] + guess.durations[at % ops]);
-    }
+    let begins = guess.begins();
     let uses = uses_by_storage(trace);
     // Of each storage the ops before which it leaves, and those before which it must be back.
     let mut moves: BTreeMap<usize, [Vec<usize>; 2]> = BTreeMap::new();

@@ -89,6 +89,15 @@ impl Guess {
         Self { durations: trace.ops.iter().zip(&self.durations).map(scaled).collect() }
     }
 
+    /// Returns when each op begins, over two iterations, and when the last one ends.
+    pub(super) fn begins(&self) -> Vec<u64> {
+        let mut begins = vec![0];
+        for duration in self.durations.iter().chain(&self.durations) {
+            begins.push(begins[begins.len() - 1] + duration);
+        }
+        begins
+    }
+
     pub(super) fn never_waits(&self, trace: &Trace) -> bool {
         trace.ops.iter().zip(&self.durations).all(|(op, taken)| op.duration.0 == *taken)
     }

@@ -82,7 +82,7 @@ impl Rounding {
         let links = TierLinks(case.machine);
         let (mut spans, mut chosen) = (Vec::new(), Vec::new());
         for _ in 0..TURNS {
-            spans = self.spans(links, &guess.durations, &delays);
+            spans = self.spans(links, guess, &delays);
             chosen = Cover::new(case.lifetimes, case.machine).cover(&self.choices, &spans);
             delays = self.delays(links, &guess.durations, &chosen).of_percent(queues_percent);
         }
@@ -90,12 +90,8 @@ impl Rounding {
         chosen.into_iter().flat_map(moves).collect()
     }
 
-    fn spans(&self, links: TierLinks<'_>, durations: &[u64], delays: &Delays) -> Vec<Span> {
-        let ops = durations.len();
-        let mut begins = vec![0];
-        for at in 0..2 * ops {
-            begins.push(begins[at] + durations[at % ops]);
-        }
+    fn spans(&self, links: TierLinks<'_>, guess: &Guess, delays: &Delays) -> Vec<Span> {
+        let (ops, begins) = (guess.durations.len(), guess.begins());
         let span = |choice: &AbsencePeriod| {
             let Period { from, to, size, end, .. } = choice.period;
             let tier = tier(choice.target);
