@@ -44,16 +44,19 @@ if [ ! -e "$work/kernel/nvmet-tcp.ko" ]; then
     [ -n "$package" ] || skip "no package linux-image-cloud-amd64 here; put a kernel that has NVMe built in," \
         "and its modules ${modules// /, }, into $work/kernel"
     echo "nvme-vm: fetching $package" >&2
-    (cd "$work" && apt-get download -qq "$package" 2>/dev/null) || skip "$package cannot be fetched"
-    mkdir -p "$work/kernel" "$work/package"
-    dpkg-deb -x "$work/$package"_*.deb "$work/package"
-    mv "$work"/package/boot/vmlinuz-* "$kernel"
+    # Since Linux 7 Debian has what used to be one package in several.
+    parts=$(apt-cache depends "$package" | awk '/Depends: linux-(binary|modules)-/ {print $2}')
+    mkdir -p "$work/kernel" "$work/package" "$work/packages"
+    # shellcheck disable=SC2086
+    (cd "$work/packages" && apt-get download -qq "$package" $parts 2>/dev/null) || skip "$package cannot be fetched"
+    for part in "$work"/packages/*.deb; do dpkg-deb -x "$part" "$work/package"; done
+    find "$work/package" -name 'vmlinuz*' -type f -exec mv {} "$kernel" \;
     for module in $modules $spdk_modules; do
         find "$work/package" -name "$module.ko*" -exec mv {} "$work/kernel/" \;
     done
     # Newer packages have them compressed.
     find "$work/kernel" -name '*.xz' -exec xz -d {} +
-    rm -r "$work/package" "$work/$package"_*.deb
+    rm -r "$work/package" "$work/packages"
 fi
 
 over_spdk="plan-vfio plan-uio plan-peer-vfio plan-peer-uio plan-faults plan-shared plan-perf plan-loopback"

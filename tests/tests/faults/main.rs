@@ -9,3 +9,4 @@ mod memory;
 mod processes;
 mod reclaim;
 mod rig;
+mod streams;

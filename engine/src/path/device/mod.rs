@@ -314,6 +314,17 @@ impl Device {
         }
     }
 
+    /// Returns the number of write streams (Linux 6.16) that a write past the page cache may name:
+    /// the placement handles of a namespace with Flexible Data Placement. Partitions have none.
+    pub(in crate::path) fn write_streams(&self) -> u8 {
+        match self.kind {
+            DeviceKind::Block if self.direct => {
+                shown(&self.file).map_or(0, |shown| write_streams_of(&shown))
+            }
+            DeviceKind::Block | DeviceKind::File => 0,
+        }
+    }
+
     /// Returns whether the device is a namespace that other machines can reach, too: the kernel has
     /// it over a fabric.
     pub fn is_remote(&self) -> bool {
@@ -428,6 +439,14 @@ fn says_write_through(shown: &Path) -> bool {
     let queues = ["queue/write_cache", "../queue/write_cache"];
     let said = queues.iter().find_map(|queue| std::fs::read_to_string(shown.join(queue)).ok());
     said.is_some_and(|said| said.trim() == "write through")
+}
+
+/// Returns the number of write streams of the block device that the kernel shows in this directory.
+fn write_streams_of(shown: &Path) -> u8 {
+    let said = std::fs::read_to_string(shown.join("queue/max_write_streams"));
+    let streams = said.ok().and_then(|said| said.trim().parse::<u64>().ok()).unwrap_or(0);
+    // A submission names a stream in 8 bits.
+    streams.min(u8::MAX.into()) as u8
 }
 
 /// The size in bytes and the logical block size of a block device.

@@ -89,6 +89,20 @@ fn a_disk_has_a_volatile_cache_unless_the_kernel_says_that_it_has_none() {
 }
 
 #[test]
+fn a_disk_has_as_many_write_streams_as_the_kernel_says_and_a_partition_none() {
+    let directory = Directory::new();
+    let disk = directory.path().join("disk");
+    let partition = disk.join("partition");
+    std::fs::create_dir_all(disk.join("queue")).unwrap();
+    std::fs::create_dir(&partition).unwrap();
+    assert_eq!(write_streams_of(&disk), 0, "kernels before 6.16 say nothing");
+    for (said, streams) in [("0\n", 0), ("8\n", 8), ("65535\n", 255), ("many\n", 0)] {
+        std::fs::write(disk.join("queue/max_write_streams"), said).unwrap();
+        assert_eq!([&disk, &partition].map(|it| write_streams_of(it)), [streams, 0], "{said}");
+    }
+}
+
+#[test]
 fn the_controllers_of_a_namespace_are_above_it_or_linked_from_its_subsystem() {
     let directory = Directory::new();
     let make = |path: &str, transport: Option<&str>| {

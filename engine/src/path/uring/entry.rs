@@ -3,7 +3,7 @@
 use io_uring::{opcode, squeue, types};
 
 use super::super::device::{DeviceKind, fallocate_mode};
-use super::super::operation::{Action, Operation};
+use super::super::operation::{Action, Operation, PlacementHandle};
 use super::super::priority::IoPriority;
 use super::queue::Registered;
 
@@ -42,6 +42,7 @@ pub(super) fn of(
     }
     let run = |address: *mut u8| registered.holding(address, length as usize);
     let priority = operation.priority.map_or(0, IoPriority::number);
+    let stream = operation.placement.map_or(0, write_stream);
     match &mut operation.action {
         Action::Read(memory) => {
             let (address, length) = (memory.address().wrapping_add(done), length as u32);
@@ -62,11 +63,13 @@ pub(super) fn of(
             match run(address) {
                 Some(run) => on_file!(|file| {
                     let write = opcode::WriteFixed::new(file, address, length, run);
-                    write.offset(offset).rw_flags(flags).ioprio(priority).build()
+                    let write = write.offset(offset).rw_flags(flags).ioprio(priority);
+                    write.write_stream(stream).build()
                 }),
                 None => on_file!(|file| {
                     let write = opcode::Write::new(file, address, length);
-                    write.offset(offset).rw_flags(flags).ioprio(priority).build()
+                    let write = write.offset(offset).rw_flags(flags).ioprio(priority);
+                    write.write_stream(stream).build()
                 }),
             }
         }
@@ -80,4 +83,10 @@ pub(super) fn of(
             })
         }
     }
+}
+
+/// Returns the write stream of a placement handle: the kernel counts them from 1, and 0 names none.
+fn write_stream(PlacementHandle(place): PlacementHandle) -> u8 {
+    // Devices on this path have no more handles than fit.
+    u8::try_from(u32::from(place) + 1).unwrap_or(0)
 }

@@ -63,7 +63,7 @@ impl UringPath {
             memory: MemoryKinds::HOST,
             priorities: true,
             kind,
-            devices: devices.iter().map(DeviceCapabilities::of).collect(),
+            devices: devices.iter().map(capabilities_of).collect(),
             depth,
             registered_buffers: Feature::Off("no memory was registered yet".into()),
             registered_files: queue.register_files(&descriptors),
@@ -104,6 +104,12 @@ impl UringPath {
     pub(in crate::path) fn note(&mut self, note: Option<String>) {
         self.capabilities.notes.extend(note);
     }
+}
+
+/// Returns what a device can do on this path.
+fn capabilities_of(device: &Device) -> DeviceCapabilities {
+    let placement_handles = device.write_streams().into();
+    DeviceCapabilities { placement_handles, ..DeviceCapabilities::of(device) }
 }
 
 /// Ends the operation in a slot, given the bytes moved in all, or the kernel's error number.
