@@ -4,7 +4,6 @@
 
 #include <c10/core/Allocator.h>
 
-#include <cstring>
 #include <functional>
 #include <typeinfo>
 
@@ -50,9 +49,7 @@ class Arrays {
 
   // The one pointer that a small function object has.
   static PyObject* captured_by(const std::function<void(void*)>& function) {
-    PyObject* captured;
-    std::memcpy(&captured, &function, sizeof captured);
-    return captured;
+    return *reinterpret_cast<PyObject* const*>(&function);
   }
 
   static Held attribute(PyObject* object, const char* name) { return checked(PyObject_GetAttrString(object, name)); }
