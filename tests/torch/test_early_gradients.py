@@ -82,13 +82,15 @@ def test_a_parameter_with_an_alias_stays_in_place(pool):
 
 def test_gradients_in_foreign_memory(pool):
     """Checks gradients that cannot move, and are not taken for tensors that can."""
+    arrays = []
 
     def scenario(program):
         for _ in range(5):
             program.optimizer.zero_grad()
             program.backward()
             for each in program.model.parameters():
-                each.grad = torch.from_numpy(np.full(each.shape, 0.5, np.float32))
+                arrays.append(np.full(each.shape, 0.5, np.float32))
+                each.grad = torch.from_numpy(arrays[-1])
             program.optimizer.step()
             program.note("evaluation", program.model(program.x))
             program.push_out(*(each.grad for each in program.model.parameters()))

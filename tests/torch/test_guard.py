@@ -53,6 +53,24 @@ def test_memory_of_any_owner_is_taken_and_given_back(made):
         assert view.sum() == 100 * value
 
 
+def test_a_bucket_is_guarded_against_writes_and_may_be_asked_for_what_it_shares():
+    """DDP's reducer asks so in C++, between ops."""
+    bucket = torch.full((16,), 3.0)
+    storage = bucket.untyped_storage()
+    record = native().record_for(storage)
+    record.is_guarded = False
+    for _ in range(2):
+        native().take(storage, record.guard())
+        for out in (True, False):
+            assert torch._C._is_alias_of(bucket[2:], bucket) and not torch._C._is_alias_of(bucket, torch.ones(1))
+            with native().Unseen(), pytest.raises(RuntimeError, match="data pointer"):
+                bucket.fill_(1)
+            if out:
+                native().give(storage, 64, record.guard())
+        native().open_to_reads(storage)
+        assert bucket.fill_(1).sum() == 16
+
+
 def test_an_empty_storage_counts_no_bytes_and_one_that_is_discarded_has_no_guard():
     tensor = torch.ones(1024)
     storage = tensor.untyped_storage()

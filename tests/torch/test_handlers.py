@@ -3,11 +3,14 @@ a block, where an op is one call of C."""
 
 import gc
 import signal
+import sys
+import threading
 
 import pytest
 import torch
 
 import tidelog
+from tidelog._whole import whole
 from tidetest import MIB, interruptions, process
 from tidetest.bits import assert_same, bits
 from tidetest.interruptions import Act, while_interrupted
@@ -277,6 +280,22 @@ class Cycle:
 
     def __del__(self):
         self.act()
+
+
+def test_the_collector_is_on_again_when_threads_have_done_what_runs_as_a_whole():
+    function, interval = whole(lambda: None), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(60):
+            threads = [threading.Thread(target=lambda: [function() for _ in range(3000)]) for _ in range(4)]
+            for each in threads:
+                each.start()
+            for each in threads:
+                each.join()
+            assert gc.isenabled()
+    finally:
+        sys.setswitchinterval(interval)
+        gc.enable()
 
 
 def test_ops_of_a_finalizer_in_the_middle_of_an_op_are_ops_of_their_own(tide):

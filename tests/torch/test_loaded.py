@@ -3,6 +3,7 @@ file that is mapped, or has memory that torch calls not resizable.
 """
 
 import contextlib
+import ctypes
 import gc
 import warnings
 import weakref
@@ -354,6 +355,86 @@ def test_an_array_holds_its_tensor_while_it_lives_and_no_longer(pool, mode, name
             tide.evict(tensor)
             assert not tide.is_resident(tensor)
             assert_same(expected, bits(tensor), "the tensor")
+
+
+def ones():
+    return numpy.ones((SIDE, SIDE), numpy.float32)
+
+
+def a_view_of(array):
+    return array[1:].T
+
+
+@pytest.mark.parametrize("when", ["before", "inside"])
+@pytest.mark.parametrize(
+    "made", [ones, lambda: a_view_of(ones()), lambda: ones().reshape(-1)[2:]], ids=["whole", "a view", "a view of one"]
+)
+def test_an_array_that_only_its_tensor_has_moves(pool, mode, made, when):
+    tensors = [torch.from_numpy(made()) for _ in range(LAYERS)] if when == "before" else []
+    with left_behind(), offloaded(pool, mode) as tide:
+        for number in range(2):
+            with tide.step():
+                while len(tensors) < LAYERS:
+                    tensors.append(torch.from_numpy(made()))
+                for each in tensors:
+                    each.add_(1)
+            assert tide.stats()["unmovable"] == []
+        assert tide.stats()["totals"]["evictions"] > LAYERS and tide.peak_bytes <= MEMORY
+        for each in tensors:
+            assert (each == 3).all() and not each.untyped_storage().resizable()
+
+
+# What has an array besides the tensor that torch has made of it.
+HOLDERS = {
+    "a name": lambda array: array,
+    "a view": lambda array: array[3:5],
+    "what it is a view of": lambda array: array.base,
+    "another tensor": torch.from_numpy,
+    "a memoryview": memoryview,
+    "a pointer of ctypes": lambda array: array.ctypes.data_as(ctypes.c_void_p),
+    "a weak reference": weakref.ref,
+}
+
+
+@pytest.mark.parametrize("when", ["before", "inside"])
+@pytest.mark.parametrize("name", HOLDERS)
+def test_an_array_that_something_else_has_stays_as_long(pool, name, when):
+    def make():
+        array = a_view_of(ones())
+        return torch.from_numpy(array), HOLDERS[name](array)
+
+    pair = make() if when == "before" else None
+    with left_behind(), offloaded(pool, "reactive") as tide:
+        tensor, holder = pair or make()
+        del pair
+        tensor.add_(1)
+        assert_stays(tide, tensor)
+        others = [torch.zeros(SIDE, SIDE) for _ in range(2 * LAYERS)]
+        assert tide.is_resident(tensor) and (tensor == 2).all()
+        del holder, others
+        with tide.step():
+            pass
+        tide.evict(tensor)
+        assert not tide.is_resident(tensor) and (tensor == 2).all()
+
+
+class Subclass(numpy.ndarray):
+    """An array of which nobody knows what else it has."""
+
+
+def test_memory_that_is_not_an_arrays_own_stays(pool, tmp_path):
+    numpy.save(tmp_path / "array.npy", ones())
+    made = {
+        "a mapped file": lambda: numpy.load(tmp_path / "array.npy", mmap_mode="c"),
+        "a buffer": lambda: numpy.frombuffer(bytearray(SIZE), numpy.float32),
+        "a subclass": lambda: ones().view(Subclass),
+    }
+    before = {name: torch.from_numpy(make()) for name, make in made.items()}
+    with left_behind(), offloaded(pool, "reactive") as tide:
+        for tensors in (before, {name: torch.from_numpy(make()) for name, make in made.items()}):
+            for each in tensors.values():
+                each.add_(1)
+                assert_stays(tide, each)
 
 
 def test_each_of_several_arrays_holds_its_tensor(pool):

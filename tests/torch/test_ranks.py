@@ -78,11 +78,23 @@ ranks.main_of_hook(*sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("name", ["allreduce", "fp16_compress", "bf16_compress", "wrapped_in_bf16", "powerSGD"])
+@pytest.mark.parametrize(
+    "name", ["allreduce", "fp16_compress", "bf16_compress", "wrapped_in_bf16", "powerSGD", "builtin_fp16"]
+)
 def test_communication_hooks_have_the_same_bits(tmp_path, mode, name):
     started = [process.start(HOOK, rank, 2, tmp_path, mode, name) for rank in range(2)]
     for ended in process.finish_all(started):
         process.assert_done(ended)
+
+
+REDUCER = """
+from tidetest import ranks
+ranks.push_out_what_a_reducer_has(*sys.argv[1:])
+"""
+
+
+def test_integers_of_which_a_reducer_keeps_the_address_stay_where_they_are(tmp_path):
+    process.assert_done(process.run(REDUCER, tmp_path))
 
 
 FOR_EVER = """

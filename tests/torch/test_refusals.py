@@ -54,7 +54,8 @@ def arrays():
 
 
 def of_numpy():
-    held["tensors"] = [torch.from_numpy(numpy.ones(64 * KIB // 4, "float32")) for _ in range(40)]
+    held["arrays"] = [numpy.ones(64 * KIB // 4, "float32") for _ in range(40)]
+    held["tensors"] = [torch.from_numpy(array) for array in held["arrays"]]
 
 
 def shared():
@@ -64,13 +65,14 @@ def shared():
 def mixed():
     held["tensors"] = [torch.randn(64 * KIB // 4) for _ in range(60)]
     held["arrays"] = [tensor.numpy() for tensor in held["tensors"][:20]]
-    held["tensors"] += [torch.from_numpy(numpy.ones(64 * KIB // 4, "float32")) for _ in range(10)]
+    held["arrays"] += [numpy.ones(64 * KIB // 4, "float32") for _ in range(10)]
+    held["tensors"] += [torch.from_numpy(array) for array in held["arrays"][20:]]
     held["tensors"] += [torch.randn(64 * KIB // 4).share_memory_() for _ in range(10)]
 
 
 def views():
-    whole = torch.from_numpy(numpy.ones(40 * 64 * KIB // 4, "float32"))
-    held["tensors"] = list(whole.view(40, -1))
+    held["array"] = numpy.ones(40 * 64 * KIB // 4, "float32")
+    held["tensors"] = list(torch.from_numpy(held["array"]).view(40, -1))
 
 
 @NO_ADDRESS
@@ -109,8 +111,8 @@ def test_the_three_largest_are_named_each_with_its_reason(pool):
     model = nn.Linear(256, 256)
     held["weight"] = model.weight.detach().numpy()
     held["table"] = torch.ones(160 * KIB // 4).share_memory_()
-    held["rows"] = torch.from_numpy(numpy.ones(128 * KIB // 4, "float32"))
-    held["small"] = torch.from_numpy(numpy.ones(1 * KIB, "float32"))
+    held["arrays"] = [numpy.ones(size // 4, "float32") for size in (128 * KIB, 4 * KIB)]
+    held["rows"], held["small"] = map(torch.from_numpy, held["arrays"])
 
     def run(memory):
         with tidelog.offload(model, pool=pool, memory=memory, staging=256 * KIB, pool_size=POOL_SIZE):
@@ -219,7 +221,8 @@ def test_what_is_held_inside_the_block_is_counted(pool, hold, why):
 def test_what_no_op_has_met_yet_is_counted(pool):
     def run(memory):
         with tidelog.offload(pool=pool, memory=memory, pool_size=POOL_SIZE, mode="reactive"):
-            rows = [torch.from_numpy(numpy.ones(64 * KIB // 4, "float32")) for _ in range(16)]
+            rows = [torch.frombuffer(bytearray(numpy.ones(64 * KIB // 4, "float32")), dtype=torch.float32)]
+            rows += [torch.frombuffer(bytearray(rows[0].numpy()), dtype=torch.float32) for _ in range(15)]
             torch.ones(64 * KIB)
             torch.cat([torch.ones(64 * KIB // 4)] * 4)
             assert sum(row.sum().item() for row in rows) == 16 * 64 * KIB // 4

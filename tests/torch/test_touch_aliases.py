@@ -82,12 +82,15 @@ def test_an_array_made_before_the_block_is_still_an_alias_inside(pool, mode, tou
 
 @ON_HOST
 def test_tensors_on_foreign_memory_stay_and_are_listed(pool, tmp_path):
-    """from_numpy, frombuffer, DLPack imports, files and shared memory: found, left alone, and named in stats()."""
+    """Checks arrays that live, frombuffer, DLPack imports, files and shared memory: found, left alone, and named in
+    stats().
+    """
     world = World()
     raw = tmp_path / "raw.bin"
     raw.write_bytes(bytes(16 * KIB))
+    array = numpy.arange(4096, dtype=numpy.float32)
     tensors = {
-        "from_numpy": torch.from_numpy(numpy.arange(4096, dtype=numpy.float32)),
+        "from_numpy": torch.from_numpy(array),
         "frombuffer": torch.frombuffer(bytearray(16 * KIB), dtype=torch.float32),
         "from_dlpack": torch.from_dlpack(numpy.arange(4096, dtype=numpy.float32)),
         "from_file": torch.from_file(str(raw), shared=True, size=4096, dtype=torch.float32),

@@ -67,7 +67,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     void uncheckedSetDevice(Device) const noexcept override {}
     DeviceIndex deviceCount() const noexcept override { return 0; }  // torch asks each kind, and needs nothing of this
     Stream exchangeStream(Stream stream) const override { return named(current.exchange(handle(stream))); }
-    void *getStreamNativeHandle(const Stream stream) const override { return handle(stream); }
+    /* Torch asks for it since 2.11: before there is nothing that it could override. */
+    void *getStreamNativeHandle(const Stream stream) const { return handle(stream); }
 
     /* The processor computes an op when it is launched: all is there that the stream waits for. */
     Stream getStream(Device) const override {

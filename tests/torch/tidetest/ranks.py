@@ -21,6 +21,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import tidelog
 from tidelog.block._ranks import Ranks
@@ -151,24 +153,63 @@ def ddp_with_buckets_as_gradients(run):
     return ddp(run, gradient_as_bucket_view=True)
 
 
+class Wayward(nn.Module):
+    """Layers of which each rank leaves out another in each step: it has no gradient there."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.layers, self._left_out = layers(), rank
+
+    def forward(self, x):
+        self._left_out = (self._left_out + 1) % LAYERS
+        for number, layer in enumerate(self.layers):
+            x = layer(x) if number != self._left_out else x
+        return x
+
+
+def ddp_with_unused_parameters(run):
+    return [
+        run.train(
+            DistributedDataParallel(
+                Wayward(run.rank), bucket_cap_mb=0.2, find_unused_parameters=True, gradient_as_bucket_view=are_views
+            )
+        )
+        for are_views in (False, True)
+    ]
+
+
+def ddp_with_a_static_graph_and_buckets_as_gradients(run):
+    return ddp(run, static_graph=True, gradient_as_bucket_view=True)
+
+
 def ddp_with_a_hook(name):
     """Trains with a hook that compresses gradients in callbacks of futures, on gloo's threads."""
 
     def program(run):
-        return run.train(hooked(name))
+        first = run.train(hooked(name))
+        # PowerSGD fails where parameters may be unused, also without a block.
+        options = {"find_unused_parameters": True} if name == "bf16_compress" else {"static_graph": True}
+        return first, run.train(hooked(name, gradient_as_bucket_view=True, **options))
 
     program.__name__ = f"ddp_with_{name}"
-    program.part = 0.85 if name == "powerSGD" else PART  # its callback closes over most of a step's memory
+    program.part = HOOKS.get(name, PART)
     return program
 
 
-def hooked(name):
+# Parts of the peak: callbacks of PowerSGD close over most of a step's memory, and what torch's own hook does in C++
+# holds all buckets.
+HOOKS = {"powerSGD": 0.75, "builtin_fp16": 0.6}
+
+
+def hooked(name, **options):
     # PowerSGD's callbacks wait on gloo's threads for others: with several buckets it waits for ever, also without a
     # block.
-    model = DistributedDataParallel(layers(), bucket_cap_mb=25 if name == "powerSGD" else 0.2)
+    model = DistributedDataParallel(layers(), bucket_cap_mb=25 if name == "powerSGD" else 0.2, **options)
     hook = getattr(default_hooks, f"{name}_hook", None)
     if hook is not None:
         model.register_comm_hook(None, hook)
+    elif name == "builtin_fp16":  # its callback is C++, on a thread of gloo's that Python does not know
+        model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
     elif name == "wrapped_in_bf16":
         model.register_comm_hook(None, default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook))
     else:
@@ -382,6 +423,8 @@ PROGRAMS = {
         ddp_wrapped_before,
         ddp_with_buckets_as_gradients,
         ddp_with_a_static_graph,
+        ddp_with_a_static_graph_and_buckets_as_gradients,
+        ddp_with_unused_parameters,
         ddp_with_accumulation,
         ddp_with_uneven_inputs,
         ddp_with_pauses,
@@ -460,6 +503,42 @@ def in_block(program, plain, expected, memory, mode):
             gc.collect()  # what is left at the end would stay out
     assert_same(frozen(expected), frozen(got), f"{program.__name__} of rank {plain.rank} in {memory} bytes")
     return tide
+
+
+class PushOut(TorchDispatchMode):
+    """Moves out what each op has used that is integers."""
+
+    def __init__(self, tide):
+        super().__init__()
+        self.tide, self.refused = tide, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for each in tree_leaves((args, result)):
+            if isinstance(each, torch.Tensor) and not each.is_floating_point() and each.numel():
+                try:
+                    self.tide.evict(each)
+                except (tidelog.UnmovableError, tidelog.PinnedError):
+                    self.refused += 1
+        return result
+
+
+def push_out_what_a_reducer_has(folder):
+    """DDP compares shapes, and agrees on buckets, in integers whose address it keeps from one op to the next."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=0, world_size=1)
+    with tidelog.offload(pool=folder, pool_size=64 * MIB, memory="8MiB", staging=256 * KIB, mode="reactive") as tide:
+        with PushOut(tide) as pushing:
+            model = DistributedDataParallel(layers(), bucket_cap_mb=0.2)
+        assert pushing.refused > 0
+        for _ in range(2):
+            pushing.refused = 0
+            with pushing:
+                loss = model(torch.ones(ROWS, WIDTH)).square().mean()
+            loss.backward()
+        assert pushing.refused > 0, "the second pass makes the buckets anew"
+        assert all(parameter.grad is not None for parameter in model.parameters())
+    dist.destroy_process_group()
+    print("done", flush=True)
 
 
 # -- ranks that fail --------------------------------------------------------------------------------------------------

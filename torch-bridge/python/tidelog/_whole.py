@@ -12,6 +12,7 @@ Python's own handler of Ctrl-C does not wait: it only raises an error, which eve
 from __future__ import annotations
 
 import _thread
+import ctypes
 import functools
 import gc
 import os
@@ -29,7 +30,9 @@ _Result = TypeVar("_Result")
 
 # As if a signal had come: Python calls its handler soon. None of bytecode, as the next three.
 come_again: Callable[[Any], None] = _thread.interrupt_main
-is_collecting, collect, stop_collecting = gc.isenabled, gc.enable, gc.disable
+is_collecting, collect = gc.isenabled, gc.enable
+# Says whether it was collecting, too: another thread may have begun or ended something in between.
+stop_collecting: Callable[[], int] = ctypes.pythonapi.PyGC_Disable
 
 # Numbers of the signals whose handlers wait. The kernels in C++ have them come again, too: it is never replaced.
 held: list[int] = []
@@ -45,7 +48,7 @@ def whole(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Resu
             give_way(sys._getframe(1))
         collects = is_collecting()
         try:
-            stop_collecting()
+            collects = bool(stop_collecting()) or collects
             return function(*args, **kwargs)
         finally:
             if collects:

@@ -222,8 +222,8 @@ class Access:
         self._ledger.measure_again(storage)
 
     @whole
-    def came(self, storage: Storage) -> None:
-        """A storage has come with memory of torch's that no op has made."""
+    def came(self, storage: Storage, makes_room: bool = True) -> None:
+        """A storage has come with memory that no op has made. `makes_room`: for it at once, not at the next op."""
         native().record_for(storage).is_alone = True
         if self.is_elsewhere():
             return
@@ -232,7 +232,7 @@ class Access:
             return
         if self._ledger.quiet:
             self._steps.budget_reached()
-        else:
+        elif makes_room:
             self._steps.end_touch()
 
     @whole
@@ -256,6 +256,13 @@ class Access:
     def of_a_reducer(self) -> contextlib.AbstractContextManager[None]:
         """Marks the time in which a reducer of DDP makes its buckets."""
         return of_a_reducer(self._ledger) if self.is_live() and not self.is_elsewhere() else contextlib.nullcontext()
+
+    @whole
+    def keep_buckets(self) -> None:
+        """Brings the buckets of DDP back, which stay from here on."""
+        self._ledger.buckets_stay = True
+        buckets = [each for each in self._ledger.all() if not each.is_guarded]
+        self.bring_back(*(storage for each in buckets if (storage := each()) is not None))
 
     def launch(self, func: Launch, args: Args, kwargs: Kwargs) -> Any:
         """Launches a kernel that gets addresses."""

@@ -128,7 +128,7 @@ def _in_python(_func: Op, _args: Args, _kwargs: Kwargs, run: Callable[[], Any]) 
     # As `whole` does it, without giving way: the op has begun.
     collects = is_collecting()
     try:
-        stop_collecting()
+        collects = bool(stop_collecting()) or collects
         return run()
     finally:
         if collects:

@@ -29,6 +29,11 @@ def install(access: Access) -> None:
         ddp = torch.nn.parallel.DistributedDataParallel
         _patches.replace(ddp, "_ddp_init_helper", lambda original: _making_buckets(access, original))
         _patches.replace(ddp, "_pre_forward", lambda original: _before_forward(access, original))
+        _patches.replace(ddp, "_register_builtin_comm_hook", lambda original: _registering(access, original))
+        distributed: Any = torch.distributed
+        _patches.replace(
+            distributed, "_verify_params_across_processes", lambda original: _making_buckets(access, original)
+        )
 
 
 def remove() -> None:
@@ -57,6 +62,26 @@ def _before_forward(access: Access, original: Wrapper) -> Wrapper:
     return wrapper
 
 
+def _registering(access: Access, original: Wrapper) -> Wrapper:
+    def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        result = original(module, *args, **kwargs)
+        _look_for_builtin_hook(access, module)
+        return result
+
+    return wrapper
+
+
+def _look_for_builtin_hook(access: Access, module: Any) -> None:
+    """Keeps buckets in memory where torch's own hook compresses gradients: a callback in C++ writes the bucket on a
+    thread of the backend's, where nobody can bring that back.
+    """
+    kinds: Any = torch.distributed
+    if not access.is_live():
+        return
+    if module._get_ddp_logging_data().get("comm_hook") == str(kinds.BuiltinCommHookType.FP16_COMPRESS):
+        access.keep_buckets()
+
+
 def _watch_gradients(access: Access, module: Any) -> None:
     """DDP's reducer looks at each gradient, in C++, when that is complete: it must be here then. With
     a static graph it looks at all of them when the first backward pass is at its end, so that the
@@ -65,6 +90,7 @@ def _watch_gradients(access: Access, module: Any) -> None:
         return
     _modules_watched.add(module)
     access.expect_reducer(module)
+    _look_for_builtin_hook(access, module)
 
     def is_complete(gradient: Tensor) -> None:
         if access.is_live() and not gradient.is_sparse:

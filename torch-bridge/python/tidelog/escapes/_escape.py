@@ -49,6 +49,7 @@ from tidelog.memory._record import (
 )
 from tidelog.native._built import native
 from tidelog.native._module import Record
+from tidelog.storages._alone import learn_arrays
 from tidelog.storages._ops import memory_of
 
 # Functions that only ask whether tensors share memory: of FSDP2 and of inductor, which may be
@@ -93,6 +94,7 @@ def install(access: Access, has_graphs: bool, say: Callable[[str], None]) -> Non
     for name in _TENSOR_ALIASES:
         _wrap(access, torch.Tensor, name, _alias)
     _patches.replace(torch.Tensor, "numpy", lambda original: _array(access, original))
+    _patches.replace(torch, "from_numpy", lambda original: _from_array(access, original))
     for name in _STORAGE_READS:
         _wrap(access, torch.UntypedStorage, name, _read)
     _patches.replace(torch.Tensor, "__setitem__", lambda original: _assigning(access, original))
@@ -329,6 +331,23 @@ def _array(access: Access, original: Wrapper) -> Wrapper:
         return array
 
     return numpy
+
+
+def _from_array(access: Access, original: Wrapper) -> Wrapper:
+    """A tensor has an array's memory. It may leave where nothing else has the array: from here on, what gives the
+    memory to others is seen."""
+
+    def from_numpy(array: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(array)
+        with native().Inside():  # the session hears of it when it is known that it may move
+            tensor = original(array)
+        if access.is_live() and access.owns(tensor):
+            learn_arrays()
+            access.came(untyped_storage(tensor), makes_room=False)  # the caller has the array still
+        return tensor
+
+    return from_numpy
 
 
 def _part(access: Access, original: Wrapper) -> Wrapper:

@@ -29,7 +29,7 @@ class Record(Protocol):
     addresses_end: int  # scopes after which nobody uses an address that they asked for
     async_uses: int  # ops that have returned and use it still
     loans: int  # ops of other threads that are using it right now
-    is_guarded: bool  # when it is out; not a bucket of DDP
+    is_guarded: bool  # when it is out; a bucket of DDP against writes alone
     moves: bool  # not where the program has memory of its own
     aliases: int  # arrays of NumPy's and slices that have its memory
     has_address: bool  # somebody may use the address of its memory
@@ -44,7 +44,7 @@ class Record(Protocol):
     def borrow(self, more: int) -> None: ...  # counts a thread in (1) or out (-1)
     def describe(self) -> str: ...
     def guard_text(self) -> str: ...
-    def guard(self) -> str | None: ...  # None: there is none
+    def guard(self) -> str: ...  # empty: against writes alone
 
 
 class Ledger(Protocol):
@@ -61,6 +61,7 @@ class Ledger(Protocol):
     outside: str  # where storages are that are out, in words
     process: int
     expects_buckets: bool
+    buckets_stay: bool
     newborn_is_guarded: bool
     newborn_moves: bool
     backward_moves: bool
@@ -174,6 +175,7 @@ class Streams(Protocol):
 class Module(Protocol):
     """The module itself."""
 
+    Inside: Callable[[], AbstractContextManager[None]]  # ops of this thread are not the block's meanwhile
     Unseen: Callable[[], AbstractContextManager[None]]  # ops of this thread come to nobody meanwhile
     BetweenOps: Callable[[], AbstractContextManager[None]]  # they are seen, also inside an op
     Seen: Callable[[], AbstractContextManager[None]]  # the same in another thread, too
@@ -231,6 +233,7 @@ class Module(Protocol):
     def record_for(self, storage: Storage) -> Record: ...  # made, in no ledger, where there is none
     def whole_of(self, storage: Storage) -> Storage | None: ...  # that it is a slice of
     def references_to_object(self, tensor: torch.Tensor) -> int: ...  # that C++ has of the tensor's object in Python
+    def learn_arrays(self, array: object, tensor: torch.Tensor) -> None: ...  # that torch has made of it
     def maps_file(self, storage: Storage) -> bool: ...  # of which only this process sees changes
     def forget_alone(self) -> None: ...  # a block begins: arrays may have been made since the last one
     def may_be_own(self, holder: Holder) -> bool: ...  # not resizable, but of memory that could be nobody else's

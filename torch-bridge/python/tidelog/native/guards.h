@@ -5,9 +5,13 @@
 
 namespace tidelog::types {
 
-// Hides ops of this thread: no mode, no block.
-struct Unseen {
+// Hides ops of this thread from the block.
+struct Inside {
   At inside{Where::inside};
+};
+
+// Hides ops of this thread: no mode, no block.
+struct Unseen : Inside {
   c10::impl::ExcludeDispatchKeyGuard no_mode{DispatchKeySet({DispatchKey::Python, DispatchKey::PythonTLSSnapshot})};
 };
 

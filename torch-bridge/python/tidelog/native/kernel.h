@@ -345,13 +345,18 @@ class Kernel {
     Record* known = Records::of(storage);
     if (known != nullptr && known->ledger == &run.block->ledger) return true;
     if (known != nullptr || storage.pyobj_slot()->load_pyobj() != nullptr || !Records::can_own(storage)) return false;
-    run.block->ledger.born(storage, Birth{facts_->name, run.index, slot});
+    run.block->ledger.born(storage, birth_of(run, slot, holder));
     return true;
   }
 
   // A result that Python may know.
   void look_at(const Run& run, int64_t slot, const Holder& holder) const {
-    run.block->ledger.record_of(*holder.storage, Birth{facts_->name, run.index, slot});
+    run.block->ledger.record_of(*holder.storage, birth_of(run, slot, holder));
+  }
+
+  Birth birth_of(const Run& run, int64_t slot, const Holder& holder) const {
+    bool has_integers = holder.tensor != nullptr && c10::isIntegralType(holder.tensor->scalar_type(), true);
+    return {facts_->name, run.index, slot, has_integers};
   }
 
   void tell(const Run& run) const {

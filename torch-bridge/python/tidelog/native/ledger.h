@@ -118,10 +118,8 @@ class Ledger {
     is_paused = on;
     for (const RecordPtr& each : all()) {
       if (c10::Storage storage = each->storage(); !storage || !each->is_away()) continue;
-      if (on || each->is_guarded)
-        Guard::set(*each->impl, each->guard_text());
-      else
-        Guard::lift(*each->impl);
+      Guard::lift(*each->impl);
+      tidelog::guard(*each->impl, on ? each->guard_text() : each->guard());
     }
   }
 
@@ -215,7 +213,7 @@ class Ledger {
     // It moved; and torch aborts if a guarded storage is asked if it is shared.
     if (record != nullptr && record->is_away()) return true;
     if (has_update(storage)) return true;  // it was asked then, and is guarded since
-    if (record != nullptr && !record->moves) return false;
+    if (record != nullptr && (!record->moves || (buckets_stay && !record->is_guarded))) return false;
     if (static_cast<int64_t>(storage.nbytes()) == random_state_bytes) return false;
     if (!asks_device && Records::is_own(storage)) return true;
     return call(device.get(), names().why_unmovable, to_python(storage).get()).get() == Py_None;
@@ -342,7 +340,8 @@ class Ledger {
       streams_.fetched(record.event);
       after(record);
     }
-    bool is_plain = Records::is_allocators(*record.impl) || (record.is_owner && !Slices::is_slice(record.memory));
+    bool is_plain =
+        Records::is_allocators(*record.impl) || (record.is_owner && !Records::is_part_of_other(record.memory));
     auto size = static_cast<size_t>(record.size);
     c10::DataPtr memory = Records::take(*record.impl, std::move(message));
     if (record.event && !record.event->query())
@@ -447,6 +446,7 @@ class Ledger {
   std::atomic<int64_t> marked{0};   // storages that are not plainly resident
   bool quiet = false;  // nothing is out, on its way or copied, and there is room: ops need not be looked at
   bool expects_buckets = false;  // whether there is a reducer of DDP
+  bool buckets_stay = false;     // whether a hook of it writes its buckets on a thread that Python does not know
   bool newborn_is_guarded = true, newborn_moves = true;  // see `Record`
   bool backward_moves = true;  // the same of what a backward pass makes
   int64_t random_state_bytes = 0;  // `Generator.set_state` reads the host's in C++, where nobody sees that: it stays
@@ -524,6 +524,8 @@ class Ledger {
     record.is_reported = record.is_unwritten = record.waits = false;
     record.is_guarded = newborn_is_guarded;
     record.moves = newborn_moves && (backward_moves || torch::autograd::get_current_graph_task_id() == -1);
+    // Of integers that a reducer makes, C++ keeps the address from one op to the next.
+    if (!newborn_is_guarded && birth.has_integers) record.moves = false;
     record.pins = record.addresses_end = record.async_uses = 0;
     record.uses.clear();
     record.previous = list_.previous;

@@ -22,6 +22,10 @@ struct GuardFlag {
   using Type = bool c10::StorageImpl::*;
   friend Type member(GuardFlag);
 };
+struct WriteGuardFlag {
+  using Type = bool c10::StorageImpl::*;
+  friend Type member(WriteGuardFlag);
+};
 struct GuardRefresh {
   using Type = void (c10::StorageImpl::*)();
   friend Type member(GuardRefresh);
@@ -31,6 +35,7 @@ struct Private {
   friend typename Name::Type member(Name) { return pointer; }
 };
 template struct Private<GuardFlag, &c10::StorageImpl::throw_on_immutable_data_ptr_>;
+template struct Private<WriteGuardFlag, &c10::StorageImpl::throw_on_mutable_data_ptr_>;
 template struct Private<GuardRefresh, &c10::StorageImpl::refresh_has_data_ptr_check>;
 
 // Torch's access guard of a storage. A template, as torch's functions differ from version to version.
@@ -40,7 +45,10 @@ struct AccessGuard {
     storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(message));  // it releases nothing
   }
 
+  static void set_against_writes(Impl& storage) { storage.set_throw_on_mutable_data_ptr(); }
+
   static void lift(Impl& storage) {
+    storage.*member(WriteGuardFlag{}) = false;
     if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) {
       storage.clear_data_ptr_access_error_msg_();
     } else {
@@ -51,10 +59,14 @@ struct AccessGuard {
 };
 
 using Guard = AccessGuard<c10::StorageImpl>;
-using Message = std::optional<std::string>;  // without one nothing is guarded
+using Message = std::optional<std::string>;  // without one nothing is guarded; an empty one: against writes alone
 
 inline void guard(c10::StorageImpl& storage, Message message) {
-  if (message) Guard::set(storage, std::move(*message));
+  if (!message) return;
+  if (message->empty())
+    Guard::set_against_writes(storage);
+  else
+    Guard::set(storage, std::move(*message));
 }
 
 // Takes the memory of a storage, which is returned, and keeps its size.

@@ -87,6 +87,11 @@ void learn_slices() {
   Slices::learn(*THPStorage_Unpack(slice.ptr()).unsafeGetStorageImpl());
 }
 
+// An array of NumPy's, and a tensor that torch has made of it.
+void learn_arrays(const py::object& array, const at::Tensor& tensor) {
+  Arrays::learn(tensor.storage().data_ptr(), array.ptr());
+}
+
 // The storage that this one is a slice of.
 std::optional<c10::Storage> whole_of(const c10::StorageImpl& storage) {
   Record* record = Records::of(storage);
@@ -123,6 +128,7 @@ PYBIND11_MODULE(_tidelog_native, m) {
   types::add_streams(m);
   types::add_ledgers(m);
   types::add_steps(m);
+  types::add_guard<types::Inside>(m, "Inside");
   types::add_guard<types::Unseen>(m, "Unseen");
   types::add_guard<types::BetweenOps>(m, "BetweenOps");
   types::add_guard<types::Seen>(m, "Seen");
@@ -153,6 +159,7 @@ PYBIND11_MODULE(_tidelog_native, m) {
   m.def("references_to_object", [](const py::object& tensor) {
     return references_to_object(*THPVariable_Unpack(tensor.ptr()).unsafeGetTensorImpl());
   });
+  m.def("learn_arrays", learn_arrays);
   m.def("maps_file", &Slices::is_private_mapping);
   m.def("may_be_own", may_be_own);
   m.def("forget_alone", [] { ++Records::block; });

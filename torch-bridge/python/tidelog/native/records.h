@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "arrays.h"
 #include "memory.h"
 #include "python.h"
 #include "slices.h"
@@ -36,10 +37,12 @@ class Ledger;
 struct Record;
 using RecordPtr = c10::intrusive_ptr<Record>;
 
-// Birth of a storage: the op's name, its index in the step (below zero outside of one), and which of its results.
+// Birth of a storage: the op's name, its index in the step (below zero outside of one), which of its results, and what
+// is in that.
 struct Birth {
   const std::string* op = nullptr;  // of `interned`, which lives for good
   int64_t index = -1, slot = 0;
+  bool has_integers = false;
 };
 
 inline const std::string* interned(const std::string& text) {
@@ -78,8 +81,8 @@ struct Record final : c10::intrusive_ptr_target, Link {
 
   // Returns the text of the error of an access that nothing has brought the bytes back for.
   std::string guard_text() const;
-  // Returns the guard's text while the block runs.
-  Message guard() const { return is_guarded ? Message(guard_text()) : std::nullopt; }
+  // Returns the guard's text while the block runs. Reads of a bucket are not refused: see `is_guarded`.
+  Message guard() const { return is_guarded ? guard_text() : std::string(); }
 
   c10::StorageImpl* const impl;  // alive as an address, whether or not the storage is
   c10::weak_intrusive_ptr<c10::StorageImpl> weak;
@@ -93,7 +96,7 @@ struct Record final : c10::intrusive_ptr_target, Link {
   int64_t number = -1;  // by which the session knows it; below zero: it does not
   std::atomic<uint8_t> state{SETTLED};
   bool is_reported = false;  // the session has heard of it
-  bool is_guarded = true;  // when it is out; not a bucket of DDP's
+  bool is_guarded = true;  // when it is out; a bucket of DDP's against writes alone, as C++ asks about its memory
   bool moves = true;  // not in memory of the program's own
   int64_t alone_in = 0;  // the block in which no array of NumPy's that is not known has its memory: `Records::block`
   bool is_unwritten = false;  // it is a slice of a file, and has the file's pages still
@@ -169,11 +172,16 @@ class Records {
     return *record;
   }
 
-  // Returns whether the storage's memory is plain memory of an allocator's on the host, or a slice's: a record may own
-  // it.
+  // Returns whether the storage's memory is plain memory of an allocator's on the host, a slice's or an array's: a
+  // record may own it.
   static bool can_own(const c10::StorageImpl& storage) {
     const c10::DataPtr& memory = memory_of(storage);
-    return (is_allocators(storage) || Slices::is_slice(memory)) && memory.device().is_cpu();
+    return (is_allocators(storage) || is_part_of_other(memory)) && memory.device().is_cpu();
+  }
+
+  // Returns whether memory is a slice's or an array's: something else may have it, too.
+  static bool is_part_of_other(const c10::DataPtr& memory) {
+    return Slices::is_slice(memory) || Arrays::is_array(memory);
   }
 
   // Returns whether the records is plain memory of an allocator's, on any device.
@@ -194,6 +202,7 @@ class Records {
   // Returns whether nobody else uses the memory of a storage that cannot be resized, and whose record owns it.
   static bool is_alone(const Record& record) {
     if (record.alone_in != block) return false;
+    if (Arrays::is_array(record.memory)) return Arrays::is_alone(record.memory);
     if (!Slices::is_slice(record.memory)) return true;
     std::lock_guard lock(all().mutex);
     return all().slices_.is_alone(record.memory);

@@ -177,6 +177,7 @@ inline void add_ledgers(py::module_& m) {
       .def_readonly("process", &Ledger::process)
       .def_readonly("quiet", &Ledger::quiet)
       .def_readwrite("expects_buckets", &Ledger::expects_buckets)
+      .def_readwrite("buckets_stay", &Ledger::buckets_stay)
       .def_readwrite("newborn_is_guarded", &Ledger::newborn_is_guarded)
       .def_readwrite("newborn_moves", &Ledger::newborn_moves)
       .def_readwrite("backward_moves", &Ledger::backward_moves)

@@ -1,5 +1,5 @@
-"""Storages from before a block that torch calls not resizable: those of `torch.load`, slices of a file, and what NumPy
-has seen. They may move where nothing else has their memory.
+"""Storages from before a block that torch calls not resizable: those of `torch.load`, slices of a file, arrays that
+`torch.from_numpy` was given, and what NumPy has seen. They may move where nothing else has their memory.
 
 An array of NumPy's that has a tensor's memory has a reference to the tensor, and Python's collector knows no arrays. So
 a tensor has none where objects that the collector knows have all references to it.
@@ -12,6 +12,7 @@ import gc
 import sys
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor
 
 from tidelog.memory._record import Alias, has_storage, untyped_storage
@@ -19,11 +20,20 @@ from tidelog.native._built import native
 from tidelog.native._module import Ledger
 
 _OBJECTS_AT_ONCE = 10_000
+_from_numpy = torch.from_numpy  # unpatched
+
+
+def learn_arrays() -> None:
+    """Learns how torch has an array of NumPy's, where there are any: see native/arrays.h."""
+    if "numpy" in sys.modules:
+        array = sys.modules["numpy"].zeros(1)
+        native().learn_arrays(array, _from_numpy(array))
 
 
 def find_alone(ledger: Ledger, tensors: Iterable[Tensor]) -> None:
     """Notes which storages of all tensors that live have their memory to themselves."""
     native().forget_alone()
+    learn_arrays()
     found = _by_storage(ledger, tensors)
     if not found:
         return

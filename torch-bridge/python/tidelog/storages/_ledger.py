@@ -56,9 +56,10 @@ def release_loans(records: Sequence[Record]) -> None:
 
 @contextlib.contextmanager
 def of_a_reducer(ledger: Ledger) -> Iterator[None]:
-    """Storages that are registered meanwhile are buckets of DDP. For each gradient its reducer asks, between two ops
-    and in C++, whether the bucket shares memory with it. The guard would refuse that, too; all else that happens to a
-    bucket is an op.
+    """Storages that are registered meanwhile are buckets of DDP, or integers: of those its reducer keeps addresses
+    from one op to the next, so they stay. For each gradient it asks, between two ops and in C++, whether the bucket
+    shares memory with it, which reads no address. The guard would refuse that, too; all else that happens to a bucket
+    is an op.
     """
     ledger.expects_buckets = True
     ledger.newborn_is_guarded = False
