@@ -14,7 +14,7 @@ Phase: TypeAlias = Literal["profiling", "planned", "reactive"]
 RecomputeName: TypeAlias = Literal["own", "best"]
 PartsName: TypeAlias = Literal["whole", "best"]
 WhatName: TypeAlias = Literal["all", "activations"]
-UpdatesName: TypeAlias = Literal["own", "lazy", "early"]
+UpdatesName: TypeAlias = Literal["own", "lazy", "early", "host"]
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 
 
@@ -176,6 +176,7 @@ class UpdateFigures(TypedDict):
     pending: int  # which have not run, though the optimizer has stepped, or have, though it has not
     late: int  # that have run after the step
     early: int  # that have run before it
+    host_bytes: int  # of host memory that parameters, their gradients and state have for updates="host"
 
 
 class RegionChoice(TypedDict, total=False):
@@ -337,7 +338,7 @@ class Stats(TypedDict):
     pauses: PauseFigures
     resident_bytes: int
     machine: MachineFigures
-    updates: UpdateFigures | None  # with updates="lazy" or "early"
+    updates: UpdateFigures | None  # with updates="lazy", "early" or "host"
     recompute: RecomputeFigures | None  # with recompute="best"
     parts: PartsFigures | None  # with parts="best", where it can be
     planning: bool  # whether a plan is being made
