@@ -4,6 +4,7 @@ too (`pytest --device fake --updates host tests/torch/test_lazy_*.py`)."""
 import contextlib
 import gc
 import threading
+import time
 import warnings
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 
 import tidelog
 from tidelog.native._built import native
-from tidelog.order._host import _Copy, _HostUpdate
+from tidelog.order._host import HostUpdates, _Copy, _HostUpdate
 from tidetest import KIB, MIB
 from tidetest.bits import assert_same, bits
 from tidetest.compare import assert_same_notes
@@ -195,20 +196,38 @@ def test_state_that_was_made_before_the_block_comes_to_the_host(gpu, pool):
         assert_same(bits(one), other, "a parameter")
 
 
-@pytest.mark.parametrize("kind", ["while updates run", "between steps"])
-def test_state_that_the_program_holds(gpu, pool, kind):
+@pytest.fixture
+def slow_host(monkeypatch):
+    """Has each update on the host take a while, and no step wait for one."""
+    run = _HostUpdate.run
+    monkeypatch.setattr(HostUpdates, "_make_room_for", lambda *_: None)
+    monkeypatch.setattr(_HostUpdate, "run", lambda update: time.sleep(0.01) or run(update))
+
+
+@pytest.mark.parametrize("kind", ["itself", "a view"])
+def test_state_that_the_program_holds(gpu, pool, slow_host, kind):
     """Checks state that is held: it is what the last step has left, whenever it is looked at."""
 
     def scenario(program):
         program.steps(2)
-        entry = program.optimizer.state[program.weight]
-        held = entry["exp_avg"].view(-1) if kind == "while updates run" else entry["exp_avg"]
-        del entry
+        held = program.optimizer.state[program.weight]["exp_avg"]
+        held = held.view(-1) if kind == "a view" else held
         for _ in range(3):
             program.step()
             program.note("held", held)
         held.mul_(0.5)
         program.steps(2)
+
+    compare(scenario, pool)
+
+
+def test_a_parameter_with_an_alias_is_there_when_the_step_returns(gpu, pool, slow_host):
+    def scenario(program):
+        program.steps(2)
+        alias = program.weight.detach().numpy()
+        for _ in range(2):
+            program.step()
+            program.note("by its alias", alias.copy())
 
     compare(scenario, pool)
 
