@@ -69,7 +69,7 @@ class EarlyUpdates(Updates):
 
     def figures(self) -> UpdateFigures:
         pending = sum(watched.updated is not None for watched in self._all())
-        return {"pending": pending, "late": 0, "early": self._early, "host_bytes": 0}
+        return {"pending": pending, "late": 0, "early": self._early}
 
     def _all(self) -> Iterator[Watched]:
         for trained in list(self._trained.values()):

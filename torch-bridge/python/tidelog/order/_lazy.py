@@ -70,7 +70,7 @@ class LazyUpdates(Updates):
         self._stateless: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
 
     def figures(self) -> UpdateFigures:
-        return {"pending": self._count(), "late": self._late, "early": 0, "host_bytes": 0}
+        return {"pending": self._count(), "late": self._late, "early": 0}
 
     def _count(self) -> int:
         return sum(len(late.each) for late in self.pending.values())

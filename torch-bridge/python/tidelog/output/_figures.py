@@ -170,13 +170,16 @@ class PauseFigures(TypedDict):
     returning_ns: int  # how long it took until what was to come back was there
 
 
-class UpdateFigures(TypedDict):
+class _OnHost(TypedDict, total=False):
+    host_bytes: int  # of host memory that parameters, their gradients and state have, with updates="host"
+
+
+class UpdateFigures(_OnHost):
     """Updates of parameters that run at other times than their optimizer's step."""
 
     pending: int  # which have not run, though the optimizer has stepped, or have, though it has not
     late: int  # that have run after the step
     early: int  # that have run before it
-    host_bytes: int  # of host memory that parameters, their gradients and state have for updates="host"
 
 
 class RegionChoice(TypedDict, total=False):
