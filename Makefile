@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup toolchain build build-ahead release-ahead demo test tidy docs docs-links figures lint test-rust sim storm planted \
 	faults fixture crash test-spdk nvme-vm nvme-vm-short recovery test-torch test-ranks test-integrations \
 	test-versions test-slow everywhere models bench bench-ranks compare compare-spdk \
-	compare-training test-compare fuzz loom sanitize aarch64 miri paper gpu-step pictures gpu gpu-build wheel sdist install uninstall clean
+	compare-training test-compare fuzz loom sanitize aarch64 miri paper gpu-step host-updates pictures gpu gpu-build wheel sdist install uninstall clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -188,6 +188,12 @@ paper: setup ## Every policy on TERAIO's models, recorded without their hardware
 
 gpu-step: ## What a training step takes on a GPU, and why, by a model with two clocks; no GPU; 10 minutes; ARGUMENTS="--help" says more
 	@cargo run --release -q -p tidelog-planner --example gpu-step -- $(ARGUMENTS)
+
+host-updates: setup ## Updates on the host beside other orders, Llama3-8B in 24 GiB by the model of gpu-step; no GPU; ARGUMENTS="GIB" of host memory
+	@mkdir -p target
+	@PYTHONPATH=torch-bridge/python $(PYTHON) -m tidelog.models llama3-8b --gpu planner/machines/rtx-4090.json \
+		--precision tf32 --checkpointing --micro-batch 4 --sequence 2048 > target/host-updates.json
+	@cargo run --release -q -p tidelog-planner --example host-updates target/host-updates.json $(ARGUMENTS)
 
 pictures: setup build ## The pictures of README.md, from the reports of the demo and of a planned step; needs Chromium
 	$(PYTHON) scripts/pictures.py

@@ -20,7 +20,7 @@ import tempfile
 import time
 import warnings
 
-from worker_process import Process, serve
+from worker_process import Process
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "torch-bridge/python"))
@@ -96,7 +96,10 @@ def worker(way, arguments):
 
 def work(arguments):
     with contextlib.ExitStack() as stack:
-        serve(Worker(arguments, stack))
+        program = Worker(arguments, stack)
+        for line in sys.stdin:
+            command, values = json.loads(line)
+            print(json.dumps(getattr(program, command)(**values)), flush=True)
     return 0
 
 

@@ -18,7 +18,7 @@ import tempfile
 import time
 import warnings
 
-from worker_process import Process, serve
+from worker_process import Process
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 for folder in ("torch-bridge/python", "demo"):
@@ -104,7 +104,10 @@ def worker(order, arguments):
 
 def work(arguments):
     with contextlib.ExitStack() as stack:
-        serve(Worker(arguments, stack))
+        program = Worker(arguments, stack)
+        for line in sys.stdin:
+            command, values = json.loads(line)
+            print(json.dumps(getattr(program, command)(**values)), flush=True)
     return 0
 
 

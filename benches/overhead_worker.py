@@ -4,6 +4,7 @@ Each line of its input is a command, each line of its output the answer, as JSON
 """
 
 import contextlib
+import json
 import resource
 import sys
 import time
@@ -19,7 +20,6 @@ import tidelog
 from memory import LiveStorages
 from tidelog.abi import _native
 from tidelog.order._chains import Chain
-from worker_process import serve
 
 WARM_STEPS_MAX = 60  # before there is a plan, and what is computed again is chosen
 
@@ -143,7 +143,9 @@ def main() -> None:
     torch.set_num_threads(int(sys.argv[2]))
     worker = Worker(sys.argv[1], compiled="compiled" in sys.argv[3:])
     with worker.open:
-        serve(worker)
+        for line in sys.stdin:
+            command, arguments = json.loads(line)
+            print(json.dumps(getattr(worker, command)(**arguments)), flush=True)
 
 
 if __name__ == "__main__":

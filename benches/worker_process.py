@@ -33,10 +33,3 @@ class Process:
     def __exit__(self, *_):
         self.process.stdin.close()
         self.process.wait()
-
-
-def serve(program):
-    """Answers commands from standard input until it ends: each is a method of `program` and its arguments."""
-    for line in sys.stdin:
-        command, arguments = json.loads(line)
-        print(json.dumps(getattr(program, command)(**arguments)), flush=True)

@@ -8,6 +8,7 @@ export OMP_NUM_THREADS=1
 cargo test -q --release -p tidelog-planner --lib freedom -- --ignored
 .venv/bin/python -m pytest -q -n 2 -m slow tests/torch
 .venv/bin/python -m pytest -q -n 2 --recompute best tests/torch/test_touch_*.py
+.venv/bin/python -m pytest -q -n 2 --device fake --updates host tests/torch/test_touch_*.py tests/torch/test_lazy_{programs,optimizers,touches}.py
 scripts/fuzz.sh
 scripts/sanitize.sh
 git diff --quiet HEAD || { echo "test-slow: passed, and not noted: there are changes that are not committed" >&2; exit 0; }

@@ -51,7 +51,9 @@ MODES = ("reactive", "auto")
 def pytest_addoption(parser):
     parser.addoption("--device", choices=device.NAMES, default="cpu", help="what the touch suite's tensors are made on")
     parser.addoption("--host-memory", action="store_true", help="a GPU's tensors leave to host memory as well")
-    parser.addoption("--updates", choices=("own", "lazy"), default="own", help="when its parameters are updated")
+    parser.addoption(
+        "--updates", choices=("own", "lazy", "host"), default="own", help="when its parameters are updated"
+    )
     parser.addoption("--recompute", choices=("own", "best"), default="own", help="best: with regions that run once")
 
 
@@ -59,6 +61,8 @@ def pytest_configure(config):
     device.name, device.updates = config.getoption("--device"), config.getoption("--updates")
     device.recompute = config.getoption("--recompute")
     device.host_memory = device.HOST_MEMORY if config.getoption("--host-memory") else None
+    if device.updates == "host":
+        device.host_memory = device.HOST_MEMORY + (device.host_memory or 0)
     if not hasattr(config, "workerinput"):  # once, before any worker begins
         assert _built.build() == "", _built.build()
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tidelog.order import _element_wise
-from tidetest.updates import BUDGET, WIDTH, compare
+from tidetest.updates import BUDGET, LAZY_ALONE, WIDTH, compare
 
 DOCS = pathlib.Path(__file__).resolve().parent.parent.parent / "docs" / "lazy-updates.md"
 
@@ -74,6 +74,7 @@ def test_it_gives_the_same_bits_early(pool, name, variant):
     assert not [each for each in notices if "where they are called" in each]
 
 
+@LAZY_ALONE
 @pytest.mark.parametrize("updates", ["lazy", "early"])
 @pytest.mark.parametrize("name", sorted(CLASSES.keys() - set(LAZY)))
 def test_any_other_runs_in_place_and_says_why(pool, name, updates):

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR
 
 from tidelog.order import _element_wise
-from tidetest.updates import BUDGET, WIDTH, Halves, compare, tied
+from tidetest.updates import BUDGET, LAZY_ALONE, WIDTH, Halves, compare, tied
 
 
 def two_groups(parameters):
@@ -78,6 +78,7 @@ def test_gradients_that_add_up(pool):
     compare(in_steps(work), pool)
 
 
+@LAZY_ALONE
 def test_gradients_that_are_zeroed_in_place(pool):
     def work(program, _number, _):
         program.optimizer.step()
@@ -360,6 +361,7 @@ IN_PLACE = {
 }
 
 
+@LAZY_ALONE
 @pytest.mark.parametrize("why", IN_PLACE)
 def test_what_may_not_wait_runs_in_place(pool, why):
     def scenario(program):
@@ -382,6 +384,7 @@ def test_what_is_for_graphs_runs_in_place(word):
     assert word in _element_wise.why_not(optimizer, (optimizer,), {}, lambda _: True)
 
 
+@LAZY_ALONE
 def test_a_step_under_autocast_runs_in_place(pool):
     def scenario(program):
         program.steps(2)

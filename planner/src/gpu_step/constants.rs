@@ -130,6 +130,11 @@ impl Constants {
         }
     }
 
+    /// Returns the rate at which updates on a host read and write its memory.
+    pub fn host_update(&self) -> Bandwidth {
+        gigabytes(self.figure("host_update"))
+    }
+
     /// A trace of a roofline's kernel times with those that kernels take.
     pub fn kernels_of(&self, trace: &Trace) -> Trace {
         let factor = self.figure("kernels");

@@ -16,6 +16,7 @@
 
 mod blocks;
 mod check;
+mod on_host;
 mod rebuild;
 mod split;
 mod updates;
@@ -26,6 +27,7 @@ use std::fmt;
 
 pub use check::{BrokenDependence, check};
 pub(crate) use check::{Instance, written_by};
+pub use on_host::{HostProcessor, HostStep, on_host};
 
 /// Time at which a parameter is updated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]

@@ -11,6 +11,7 @@ import os
 import pytest
 import torch
 
+from tidelog.native._built import native
 from tidetest import KIB
 from tidetest.fake_cuda import FakeCuda, RealCuda
 
@@ -48,6 +49,11 @@ def kind():
 def budget(tensors):
     """The memory that an offload block is given for `tensors` bytes of tensors: staging buffers are the host's."""
     return tensors + (STAGING if is_host() else 0)
+
+
+def is_beside(tensor):
+    """Returns whether a tensor is state on the host (`--updates host`), which never moves."""
+    return updates == "host" and native().record_for(tensor.untyped_storage()).is_beside
 
 
 def params(names, on_host, reason):

@@ -111,6 +111,7 @@ FEATURES = {
     "ops and requests past Python": Feature({}, lambda stats: stats["dispatch"]["ops_past_python"] > 1000),
     'updates="lazy"': Feature({"updates": "lazy"}, lambda stats: stats["updates"]["late"]),
     'updates="early"': Feature({"updates": "early"}, lambda stats: stats["updates"]["early"]),
+    'updates="host"': Feature({"updates": "host", "host_memory": 16 * MIB}, lambda stats: stats["updates"]["late"]),
     'recompute="best"': Feature(
         {"recompute": "best"},
         lambda stats: stats["recompute"]["kept"],

@@ -110,6 +110,7 @@ class Gpu(_device.Gpu):
         return _guard.guard_early()
 
     dlpack_type = 1  # the host's
+    host_like = _device.Host.host_like  # no pages are locked
 
     def why_unmovable(self, storage):
         return None if self.is_divisible(storage) else _device.Host.why_unmovable(self, storage)

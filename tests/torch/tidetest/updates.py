@@ -3,15 +3,17 @@
 import contextlib
 import gc
 
+import pytest
 import torch
 from torch import nn
 
 import tidelog
-from tidetest import KIB, MIB
+from tidetest import KIB, MIB, device
 from tidetest.bits import frozen, outcome
 from tidetest.compare import assert_same_notes
 
 WIDTH, LAYERS = 64, 6
+LAZY_ALONE = pytest.mark.skipif(device.updates == "host", reason="other with updates on the host: test_host_updates.py")
 ALL = 2 * LAYERS  # weights and biases
 STAGING = 256 * KIB
 BUDGET = STAGING + 160 * KIB  # a third of parameters, gradients and two states
@@ -55,6 +57,8 @@ class Program:
     def block(self, pool, *, presses=True, **options):
         """`presses`: the budget is taken to have been reached, where it is not. Where all fits, steps run in place."""
         options = {"memory": BUDGET, "staging": STAGING, "pool_size": 64 * MIB, "updates": "lazy", **options}
+        if device.updates == "host" and options["updates"] == "lazy":  # the same scenarios, by `pytest --updates host`
+            options |= {"updates": "host", "host_memory": 4 * MIB}
         with tidelog.offload(self.model, self.optimizer, pool=pool, **options) as self.tide:
             if presses:
                 self.tide.steps.budget_reached()

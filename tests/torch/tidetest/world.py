@@ -79,7 +79,9 @@ class World:
         options = {"pool_size": POOL_SIZE, "staging": made_on.STAGING, "updates": made_on.updates, **options}
         options.setdefault("recompute", made_on.recompute)
         options.setdefault("host_memory", made_on.host_memory)
-        with tidelog.offload(self.model, self.optimizer, pool=pool, memory=memory, mode=mode, **options) as self.tide:
+        # Where it is not known, all of host_memory= is for updates on the host, also for those of a copy.
+        known = self.optimizer if options["updates"] != "host" or made_on.host_memory > made_on.HOST_MEMORY else None
+        with tidelog.offload(self.model, known, pool=pool, memory=memory, mode=mode, **options) as self.tide:
             yield self.tide
 
     def boundary(self):
@@ -140,6 +142,7 @@ class World:
     def push_out(self, *tensors):
         """Moves tensors out and makes sure that they are. Nothing to do in the plain run."""
         if self.tide is not None:
+            tensors = [each for each in tensors if not made_on.is_beside(each)]
             for tensor in tensors:
                 self.tide.evict(tensor)
             for tensor in tensors:

@@ -122,7 +122,9 @@ def offload(
             "the parameter, its gradient or its state is used again, mostly in the next forward pass, so that "
             'state comes in while ops compute; "early" as soon as its gradient is complete, in the backward pass, '
             "so that gradients never leave: nothing may read them afterwards. The same bits; `stats()` says where "
-            "it is not possible.",
+            'it is not possible. "host", for a GPU with host_memory=: on the host, where the optimizer\'s state is then; '
+            "gradients leave, parameters return when they are used again. The bits are those of torch's optimizer on "
+            "the CPU.",
             one_of(*get_args(UpdatesName)),
         ),
     ] = "own",
@@ -256,6 +258,7 @@ def offload(
         raise Error(f'blocks= is for recompute="best", and recompute={recompute!r}.')
     if what == "activations":
         _refuse_beside_activations(updates, parts)
+    beside = _bytes_beside(place, optimizer, host_memory) if updates == "host" else 0
     if share is None:
         share = local_rank()
     devices = _devices.listed(pool)
@@ -264,7 +267,7 @@ def offload(
         data_path=data_path.encode(),
         budget=memory + staging - buffers,
         staging=staging,
-        host_memory=host_memory or 0,
+        host_memory=(host_memory or 0) - beside,
         pool_size=pool_size or 0,
         buffered=bool(buffered),
         reactive=mode == "reactive",
@@ -285,6 +288,7 @@ def offload(
         device=place,
         outside="on NVMe" if host_memory is None else "on NVMe or in host memory",
         updates=updates,
+        beside=beside,
         recompute=recompute,
         blocks=_calls_of(model, blocks) if blocks is not None else None,
         parts=parts,
@@ -306,6 +310,36 @@ def _refuse_beside_activations(updates: UpdatesName, parts: PartsName) -> None:
     ):
         if value:
             raise Error(f'{name}={value!r} is of no use with what="activations": {why}. Leave it out.')
+
+
+def _bytes_beside(
+    place: "_device.Host", optimizer: "torch.optim.Optimizer | None", host_memory: int | str | None
+) -> int:
+    """Returns how much of `host_memory` updates take that run on the host: all of it where it is not known how much
+    they need."""
+    from tidelog._budget_error import BudgetError
+    from tidelog.order import _host
+    from tidelog.output._notebook import binary
+
+    if not place.option:
+        raise Error(
+            "updates='host' is for tensors of a GPU: in the host's memory updates run on the host anyway. Take 'lazy'."
+        )
+    if host_memory is None:
+        raise Error(
+            "updates='host' needs host_memory=: copies of parameters, their state and gradients are there, and what is "
+            "left of it takes tensors before the pool does."
+        )
+    assert isinstance(host_memory, Size)
+    if optimizer is None:
+        return host_memory
+    needed = _host.needed(optimizer)
+    if needed > host_memory:
+        raise BudgetError(
+            f"host_memory={host_memory.said!r} is too small for updates='host': copies of the parameters, their state "
+            f"and gradients need {binary(needed)}, {needed} bytes. Raise it, or run with updates='lazy'."
+        )
+    return needed
 
 
 def _budget(

@@ -45,6 +45,7 @@ from tidelog.memory._record import Storage
 from tidelog.native._built import native
 from tidelog.order._chains import CallsOfClasses, CallsSeen
 from tidelog.order._early import EarlyUpdates
+from tidelog.order._host import HostUpdates
 from tidelog.order._lazy import LazyUpdates
 from tidelog.order._updates import Updates
 from tidelog.output import _logging, _notebook
@@ -72,7 +73,12 @@ _EVICTION_ATTEMPTS = 8
 _PLAN_POLL_SECONDS = 0.001
 _THROTTLE_MS = 50  # at a time, so that signals are seen
 
-_UPDATES: dict[UpdatesName, type[Updates]] = {"own": Updates, "lazy": LazyUpdates, "early": EarlyUpdates}
+_UPDATES: dict[UpdatesName, type[Updates]] = {
+    "own": Updates,
+    "lazy": LazyUpdates,
+    "early": EarlyUpdates,
+    "host": HostUpdates,
+}
 
 # The block that is open (at most one in a process), and those that ended with tensors out.
 _active: Tide | None = None
@@ -91,6 +97,7 @@ class Settings:
     device: Host
     outside: str  # where what is out is, in words
     updates: UpdatesName
+    beside: int  # bytes of host memory in which updates run there
     recompute: RecomputeName
     blocks: CallsSeen | CallsOfClasses | None  # of blocks, which may run again
     parts: PartsName
@@ -129,10 +136,11 @@ class Tide:
             ledger,
             lambda: self.access.is_live(),
             lambda: session.forked,
-            device.streams,
+            device,
             self.steps.notices.append,
             lambda hook: getattr(hook, "__self__", None) is self.loop,
             lambda: self.access.is_elsewhere(),
+            settings.beside,
         )
         self._moves_updates = settings.updates != "own"
         self._hook = hook = Hook(self.steps, heap, async_uses, self.updates)
@@ -426,6 +434,8 @@ class Tide:
             return f"mode={self.mode!r}: nothing is planned"
         if settings.updates == "lazy":
             return 'updates="lazy": updates run in the regions\' first runs'
+        if settings.updates == "host":
+            return 'updates="host": parameters return in the regions\' first runs'
         return None
 
     def _is_distributed(self) -> None:

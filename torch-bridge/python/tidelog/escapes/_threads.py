@@ -68,6 +68,9 @@ def borrow(access: Access, storages: Sequence[Storage], written: Sequence[Storag
     try:
         yield
     finally:
+        for storage in written:
+            if (record := storage._tide) is not None:
+                record.writes += 1
         del mine[len(mine) - len(records) :]
         release_loans(records)
 

@@ -78,6 +78,10 @@ class Host:
         """The addresses that pools of the program's own have now: see `_pools`."""
         return ()
 
+    def host_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a tensor of this shape and type in the host's memory, from and to which the device copies by itself."""
+        return torch.empty_like(tensor, device="cpu")
+
     # -- parts of storages: see `_parts` ----------------------------------------------------------
 
     def why_no_parts(self) -> str | None:
@@ -136,6 +140,9 @@ class Gpu(Host):
 
     def locks_memory(self) -> bool:
         return False
+
+    def host_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor, device="cpu", pin_memory=True)
 
     def staging_in(self, staging: int, data_path: str, pool: StrPath) -> int:
         # By cuFile there is a ring on the GPU, as large as the one in host memory; so is the window

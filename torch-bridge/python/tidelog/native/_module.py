@@ -31,6 +31,8 @@ class Record(Protocol):
     loans: int  # ops of other threads that are using it right now
     is_guarded: bool  # when it is out; a bucket of DDP against writes alone
     moves: bool  # not where the program has memory of its own
+    is_beside: bool  # host memory in which updates run beside the device: no block's
+    writes: int  # how often it may have been written, where the ledger counts that
     aliases: int  # arrays of NumPy's and slices that have its memory
     has_address: bool  # somebody may use the address of its memory
     is_alone: bool  # where torch says that it cannot be resized: no array of NumPy's that is not known has it
@@ -70,6 +72,7 @@ class Ledger(Protocol):
     is_in_child: bool
     is_paused: bool
     maps_memory: bool
+    counts_writes: bool  # whether records say how often they were written
 
     def connect(self, access: object, when_full: Callable[[], None]) -> None: ...
 

@@ -212,6 +212,7 @@ class Kernel {
     for (const Holder& each : arguments) {
       if (each.storage == nullptr) continue;
       run.used.push_back(each.storage);
+      if (writes(each.position)) ledger.note_write(*each.storage);
       // With DDP, what is written and was never met is a bucket.
       if (ledger.expects_buckets && writes(each.position)) ledger.record_of_written(*each.storage);
     }
@@ -251,7 +252,9 @@ class Kernel {
       run.records.push_back(record);
       uint8_t state = record->state;
       if (state != SETTLED && state != CLEAN) return false;
-      if (state == CLEAN && writes(each.position)) modified.push_back(record);
+      if (!writes(each.position)) continue;
+      ledger.note_write(*each.storage);
+      if (state == CLEAN) modified.push_back(record);
     }
     for (Record* record : modified) ledger.modified(*record);
     return true;

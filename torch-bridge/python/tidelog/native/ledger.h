@@ -30,7 +30,7 @@ class Ledger {
   // The record of a storage; one that was never met is counted from here on. Null: it is not ours to move.
   Record* record_of(c10::StorageImpl& storage, const Birth& birth = {}) {
     Record* known = Records::of(storage);
-    if (known != nullptr && known->ledger == this) return known;
+    if (known != nullptr && (known->ledger == this || known->is_beside)) return known->is_beside ? nullptr : known;
     if (known != nullptr && known->ledger != nullptr) known->ledger->rebind(storage);
     if (!owns(storage)) return nullptr;
     // The kernel may drop the file's pages, so they do not count.
@@ -170,6 +170,7 @@ class Ledger {
 
   // Records a modification that the session is not asked about: it hears of it before anything else.
   void modified(Record& record) {
+    ++record.writes;
     modified_.push_back(number_of(record));  // told without need, it does no harm
     modifies(record);
   }
@@ -245,8 +246,15 @@ class Ledger {
     waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), is_over), waiting_.end());
   }
 
-  // Keeps a storage where it is: an alias exists that nobody sees.
+  // Notes that an op writes a storage.
+  void note_write(const c10::StorageImpl& storage) const {
+    if (!counts_writes) return;
+    if (Record* record = Records::of(storage); record != nullptr) ++record->writes;
+  }
+
+  // Keeps a storage where it is: an alias exists that nobody sees, and may write there.
   void pin(Record& record) {
+    ++record.writes;
     int64_t number = number_of(record);
     ++record.pins;
     if (c10::Storage storage = record.storage()) {
@@ -259,6 +267,7 @@ class Ledger {
 
   // Takes one `pin` back.
   void unpin(Record& record) {
+    ++record.writes;
     if (record.ledger != this) return;
     std::lock_guard lock(mutex());
     if (--record.pins == 0) aliased_.erase(record.number);
@@ -451,6 +460,7 @@ class Ledger {
   bool backward_moves = true;  // the same of what a backward pass makes
   int64_t random_state_bytes = 0;  // `Generator.set_state` reads the host's in C++, where nobody sees that: it stays
   bool asks_device = false;  // also of plain memory on the host: it may be locked by CUDA
+  bool counts_writes = false;  // whether records say how often they were written
   bool maps_memory = false;  // what comes back has memory of Python's (`_mapped.py`), not of torch's
   bool is_performing = false;  // the session calls back
   bool is_paused = false;      // nothing comes back before the program says so

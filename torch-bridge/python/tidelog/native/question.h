@@ -113,7 +113,10 @@ class Question {
     if (holder.storage == nullptr) return;
     Record* record = writes ? ledger_.record_of_written(*holder.storage) : ledger_.record_of(*holder.storage);
     if (record == nullptr) return;  // not ours to move
-    if (writes) ledger_.modifies(*record);
+    if (writes) {
+      ledger_.note_write(*holder.storage);
+      ledger_.modifies(*record);
+    }
     records_.push_back(RecordPtr::reclaim_copy(record));
     auto number = static_cast<uint32_t>(ledger_.number_of(*record));
     auto* place =

@@ -98,6 +98,8 @@ struct Record final : c10::intrusive_ptr_target, Link {
   bool is_reported = false;  // the session has heard of it
   bool is_guarded = true;  // when it is out; a bucket of DDP's against writes alone, as C++ asks about its memory
   bool moves = true;  // not in memory of the program's own
+  bool is_beside = false;  // host memory of updates (`_host.py`): no block's, even if the device is named as the host
+  uint64_t writes = 0;  // how often it may have been written, where a ledger counts that
   int64_t alone_in = 0;  // the block in which no array of NumPy's that is not known has its memory: `Records::block`
   bool is_unwritten = false;  // it is a slice of a file, and has the file's pages still
   bool waits = false;  // it stays until nobody else has its memory: see `Ledger::look_again`

@@ -42,6 +42,8 @@ inline void add_records(py::module_& m) {
       .def_readonly("in_flight", &Record::in_flight)
       .def_readwrite("is_guarded", &Record::is_guarded)
       .def_readwrite("moves", &Record::moves)
+      .def_readwrite("is_beside", &Record::is_beside)
+      .def_readwrite("writes", &Record::writes)
       .def_readonly("aliases", &Record::aliases)
       .def_property(
           "has_address", [](const Record& record) { return record.has_address; }, &Ledger::has_address)
@@ -185,7 +187,8 @@ inline void add_ledgers(py::module_& m) {
       .def_readwrite("asks_device", &Ledger::asks_device)
       .def_readwrite("is_in_child", &Ledger::is_in_child)
       .def_readonly("is_paused", &Ledger::is_paused)
-      .def_readwrite("maps_memory", &Ledger::maps_memory);
+      .def_readwrite("maps_memory", &Ledger::maps_memory)
+      .def_readwrite("counts_writes", &Ledger::counts_writes);
 }
 
 // A dict: number of a storage -> 0 or `MODIFIES`.

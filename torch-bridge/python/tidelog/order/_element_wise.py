@@ -46,15 +46,21 @@ def step_of(kind: type[Optimizer]) -> Callable[[Any], object]:
     return step
 
 
-def why_not(optimizer: Optimizer, args: Args, kwargs: Kwargs, known_hooks: Callable[[object], bool]) -> str | None:
-    """Returns the reason why this step cannot run later; None: it can. `known_hooks` says of a step hook whether it is
-    ours.
-    """
-    kind = type(optimizer)
+def why_never(kind: type[Optimizer]) -> str | None:
+    """Returns the reason why no step of this class can run later."""
     if kind in _reasons:
         return f"{_reasons[kind]}, so it is not element-wise"
     if kind not in _known or not step_of(kind).__module__.startswith("torch.optim."):
         return "only classes of torch.optim are known to be element-wise, and no subclasses"
+    return None
+
+
+def why_not(optimizer: Optimizer, args: Args, kwargs: Kwargs, known_hooks: Callable[[object], bool]) -> str | None:
+    """Returns the reason why this step cannot run later; None: it can. `known_hooks` says of a step hook whether it is
+    ours.
+    """
+    if (why := why_never(type(optimizer))) is not None:
+        return why
     if len(args) > 2 or not kwargs.keys() <= {"closure"}:
         return "it is called with more than a closure"
     hooks = (

@@ -33,7 +33,7 @@ class Late(Mark):
 
     def __init__(self, step: Step, parameter: Tensor, updates: LazyUpdates) -> None:
         text = (
-            f"tidelog: an update of {name_of(parameter)}, which its optimizer has put off (updates='lazy'), has not "
+            f"tidelog: an update of {name_of(parameter)}, which its optimizer has put off (updates={updates.name!r}), has not "
             "run yet, and this access did not go through the offload block (another thread, a raw kernel). Touch "
             "the parameter by a torch op inside the block first."
         )
@@ -60,6 +60,8 @@ class Late(Mark):
 
 class LazyUpdates(Updates):
     """The updates of one block that have not run."""
+
+    name = "lazy"
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -158,7 +160,9 @@ class LazyUpdates(Updates):
         if id(update) not in self.pending:
             return
         if self.is_forked():
-            raise _errors.ForkedError("an update that has not run belongs to the parent process: see updates='lazy'.")
+            raise _errors.ForkedError(
+                f"an update that has not run belongs to the parent process: see updates={self.name!r}."
+            )
         if native().is_inside():
             update.refuse()
         if self.is_elsewhere():

@@ -47,28 +47,36 @@ class Step:
 class Update:
     """One parameter's update."""
 
-    def __init__(self, step: Step, group: Group, parameter: Tensor, gradient: Tensor) -> None:
+    def __init__(
+        self, step: Step, group: Group, parameter: Tensor, gradient: Tensor, instead: Tensor | None = None
+    ) -> None:
+        """`instead`: the copy of the parameter that is updated, where it is not the parameter itself."""
         self.step = step
         self._group = group
         self._parameter = parameter
         # By views of what the parameter and its gradient are now: either may get other memory meanwhile,
         # and a parameter's version is that of the step. Ops of a DTensor are not for the middle of another op, where
         # an update may run; those of its local part are the same.
-        self._view = local(parameter).data
+        self._view = local(parameter if instead is None else instead).data
         self._view.grad = local(gradient).data
         self._before = dict(step.state.get(parameter, ()))
+        self._given = {name: local(value) for name, value in self._before.items()}
+        self.entry = dict(self._given)
 
     def compute(self) -> None:
         """The update itself."""
-        given = {name: local(value) for name, value in self._before.items()}
-        entry = dict(given)
         try:
-            self.step.compute(self._group, self._view, entry)
+            self.run()
         finally:
-            self._keep({name: value for name, value in entry.items() if given.get(name) is not value})
+            self.keep()
 
-    def _keep(self, changed: dict[str, Any]) -> None:
+    def run(self) -> None:
+        """Computes the update, whose state is not its optimizer's yet."""
+        self.step.compute(self._group, self._view, self.entry)
+
+    def keep(self) -> None:
         """Keeps the update's changes to the state, where nobody else has put anything meanwhile."""
+        changed = {name: value for name, value in self.entry.items() if self._given.get(name) is not value}
         if changed:
             kept = self.step.state.setdefault(self._parameter, {})
             for name, value in changed.items():

@@ -1,7 +1,7 @@
 """Updates of parameters at other times than the program has them: what those orders have in common.
 
 A hook of torch's hands an optimizer's `step` a stand-in with those parameters alone that are updated in
-its place. When the others are is the business of `_lazy` and `_early`.
+its place. When, and where, the others are is the business of `_lazy`, `_early` and `_host`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from torch.utils.hooks import RemovableHandle
 from tidelog import _patches
 from tidelog._whole import come_again
 from tidelog.dispatch._dispatch import apart, get_compiler
+from tidelog.memory._device import Host
 from tidelog.memory._record import Storage
 from tidelog.native._built import native
-from tidelog.native._module import Ledger, Record, Streams
+from tidelog.native._module import Ledger, Record
 from tidelog.order import _element_wise
 from tidelog.order._element_wise import Group
 from tidelog.order._update import Step
@@ -43,22 +44,24 @@ class Updates:
         ledger: Ledger,
         is_live: Callable[[], bool],
         is_forked: Callable[[], bool],
-        streams: Streams,
+        device: Host,
         say: Callable[[str], None],
         is_ours: Callable[[object], bool],
         is_elsewhere: Callable[[], bool],
+        beside: int,
     ) -> None:
-        """`streams`: of the device. `is_ours` says of a step hook whether the block has it, `is_elsewhere` whether this
-        is another thread than the block's."""
+        """`is_ours` says of a step hook whether the block has it, `is_elsewhere` whether this is another thread than the
+        block's. `beside`: bytes of host memory that updates may take there."""
         self.pending: dict[int, Any] = {}  # by id: what hangs on storages, in its order
         self.is_running = False  # whether one runs: its ops use no storages of another one
         self.is_live = is_live
         self.is_forked = is_forked
         self.is_elsewhere = is_elsewhere
-        self.streams = streams
+        self.device, self.streams = device, device.streams
         # Meanwhile another thread does what the block's alone may do: see `Access.turn`.
         self.in_turn: Callable[[Record], contextlib.AbstractContextManager[None]]
         self._ledger = ledger
+        self._beside = beside
         self._say = say
         self._is_ours = is_ours
         self._said: set[tuple[type, str]] = set()

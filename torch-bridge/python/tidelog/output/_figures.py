@@ -14,7 +14,7 @@ Phase: TypeAlias = Literal["profiling", "planned", "reactive"]
 RecomputeName: TypeAlias = Literal["own", "best"]
 PartsName: TypeAlias = Literal["whole", "best"]
 WhatName: TypeAlias = Literal["all", "activations"]
-UpdatesName: TypeAlias = Literal["own", "lazy", "early"]
+UpdatesName: TypeAlias = Literal["own", "lazy", "early", "host"]
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 
 
@@ -170,7 +170,11 @@ class PauseFigures(TypedDict):
     returning_ns: int  # how long it took until what was to come back was there
 
 
-class UpdateFigures(TypedDict):
+class _OnHost(TypedDict, total=False):
+    host_bytes: int  # of host memory that parameters, their gradients and state have, with updates="host"
+
+
+class UpdateFigures(_OnHost):
     """Updates of parameters that run at other times than their optimizer's step."""
 
     pending: int  # which have not run, though the optimizer has stepped, or have, though it has not
@@ -337,7 +341,7 @@ class Stats(TypedDict):
     pauses: PauseFigures
     resident_bytes: int
     machine: MachineFigures
-    updates: UpdateFigures | None  # with updates="lazy" or "early"
+    updates: UpdateFigures | None  # with updates="lazy", "early" or "host"
     recompute: RecomputeFigures | None  # with recompute="best"
     parts: PartsFigures | None  # with parts="best", where it can be
     planning: bool  # whether a plan is being made

@@ -67,7 +67,7 @@ complete -c tidelog -n '_shtab_tidelog_using run' -l device -x -d 'device whose 
 complete -c tidelog -n '_shtab_tidelog_using run' -l mode -xka "auto reactive" -d '"auto" records a step, then plans its migrations; "reactive" runs without a plan.'
 complete -c tidelog -n '_shtab_tidelog_using run' -l policy -xka "auto algorithm1 tidelog" -d planner
 complete -c tidelog -n '_shtab_tidelog_using run' -l what -xka "all activations" -d 'what moves'
-complete -c tidelog -n '_shtab_tidelog_using run' -l updates -xka "own lazy early" -d 'time of parameter updates'
+complete -c tidelog -n '_shtab_tidelog_using run' -l updates -xka "own lazy early host" -d 'time of parameter updates'
 complete -c tidelog -n '_shtab_tidelog_using run' -l recompute -xka "own best" -d 'regions under torch.utils.checkpoint that are recomputed in the backward pass'
 complete -c tidelog -n '_shtab_tidelog_using run' -l blocks -x -d 'for `recompute="best"` where the program has nothing under torch.utils.checkpoint'
 complete -c tidelog -n '_shtab_tidelog_using run' -l parts -xka "whole best" -d 'unit of offloading'
