@@ -116,9 +116,8 @@ class Tide:
         self._heap = heap = device.heap(self.budget, limit)
         self.ledger = ledger = ledger_of(device, limit, settings.outside)
         self.session = session = Session(ledger)
-        session.tell_refusal = Refusals(
-            ledger, device, self.budget, settings.buffers, self.staging, settings.least
-        ).tell
+        self.refusals = Refusals(ledger, device, self.budget, settings.buffers, self.staging, settings.least)
+        session.tell_refusal = self.refusals.tell
         self._ranks = Ranks()
         self._async_uses = async_uses = AsyncUses(ledger, when_begun=self._is_distributed)
         self.performer = performer = Performer(session, ledger, device, heap, async_uses)
