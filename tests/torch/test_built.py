@@ -65,6 +65,20 @@ def test_where_it_cannot_be_kept_one_sentence_says_what_to_set(tmp_path):
     assert "/proc/tidelog" in said and "set XDG_CACHE_HOME to a folder" in said and "g++" not in said, said
 
 
+FREE_THREADED = """
+import sysconfig
+said = sysconfig.get_config_var
+sysconfig.get_config_var = lambda name: 1 if name == "Py_GIL_DISABLED" else said(name)
+"""
+
+
+def test_a_free_threaded_python_is_refused_by_name(tmp_path):
+    ended = process.run(FREE_THREADED + SCRIPT, tmp_path / "pool", "{}")
+    assert ended.code == 0, ended
+    said = json.loads(ended.out.splitlines()[-1])
+    assert "free-threaded" in said and "g++" not in said, said
+
+
 # In a mount namespace of its own, as a container is one: a cache that cannot be written, of whoever owns it.
 READ_ONLY = """
 import ctypes, os
