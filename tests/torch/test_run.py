@@ -248,8 +248,12 @@ def test_the_summary_names_what_cannot_move(program, tidelog_run, tmp_path):
     assert code == 0, err
     assert "the largest are: 3.weight (64.0 KiB: a NumPy array or a slice of its storage has its memory)" in err, err
     assert json.loads(stats.read_text())["staying"][0]["bytes"] == 64 << 10
-    code, _, err = tidelog_command(*tidelog_run[2:], program(TRAIN), "--steps", 4)
+    words = ["--updates", "lazy", "--stats", stats]
+    code, _, err = tidelog_command(*tidelog_run[2:], *words, program(TRAIN), "--steps", 4)
     assert code == 0 and "cannot move" not in err, err
+    assert json.loads(stats.read_text())["updates"]["late"] > 0, (
+        "a step hook of the command's own keeps updates from it"
+    )
 
 
 def test_an_unknown_word_for_an_option_is_a_wrong_command_line(program):

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tidelog import _errors
 from tidelog._offload import offload
@@ -38,7 +37,8 @@ def run(said: argparse.Namespace) -> int:
             return _refuse(said, RunExit.NOT_OPENED, error)
         # The process ends with the program: what stays on NVMe then is of no use to anybody.
         warnings.simplefilter("ignore", _errors.LeftBehindWarning)
-        staying = block.enter_context(_Staying(tide))
+        staying = _Staying(tide)
+        tide.loop.on_end = staying.look
         try:
             ending = _execute(said)
         finally:
@@ -85,23 +85,17 @@ def _execute(said: argparse.Namespace) -> SystemExit | None:
 
 
 class _Staying:
-    """Context in which the largest tensors that cannot move are looked up now and then, where the optimizer has
-    stepped: a program that has ended leaves none of its tensors to look at."""
+    """The largest tensors that cannot move, looked up now and then where a step has ended: a program that has ended
+    leaves none of its tensors to look at."""
 
     def __init__(self, tide: Tide) -> None:
         self.last: list[StayingFigures] = []
         self._tide = tide
         self._next = 1  # how many steps have ended when it is time to look again
 
-    def __enter__(self) -> _Staying:
-        self._hook = register_optimizer_step_post_hook(self._look)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._hook.remove()
-
-    def _look(self, *_: object) -> None:
-        if len(self._tide.loop.seconds) >= self._next and self._tide.access.is_live():
+    def look(self) -> None:
+        """Looks after the first step, the second, the fourth and so on."""
+        if len(self._tide.loop.seconds) >= self._next:
             self._next *= 2
             self.last = self._tide.refusals.largest_that_stay()
 
