@@ -38,6 +38,7 @@ class Stack(NamedTuple):
     packages: tuple[str, ...]
     calls: tuple[tuple[str, ...], ...] = ((),)  # arguments of each call of the program
     ranks: str = ""  # "torchrun" or "accelerate", which start two
+    unplanned: str = ""  # why its steps are seldom alike, so that there may be no plan
 
 
 STACKS = {
@@ -64,7 +65,14 @@ STACKS = {
     "schedule-free": Stack("`AdamWScheduleFree`", "schedule_free", ("schedulefree",)),
     "zero": Stack("`ZeroRedundancyOptimizer`, two ranks", "zero", ("torch",), ranks="torchrun"),
     "hook-fp16": Stack("DDP, hook `fp16_compress`, two ranks", "comm_hook", ("torch",), (("fp16",),), "torchrun"),
-    "hook-powersgd": Stack("DDP, hook of PowerSGD, two ranks", "comm_hook", ("torch",), (("powersgd",),), "torchrun"),
+    "hook-powersgd": Stack(
+        "DDP, hook of PowerSGD, two ranks",
+        "comm_hook",
+        ("torch",),
+        (("powersgd",),),
+        "torchrun",
+        unplanned="its callbacks run as soon as ranks have heard of each other, so that steps differ",
+    ),
 }
 # What cannot run here, each with why.
 NOT_RUN = {
@@ -168,7 +176,7 @@ class Runs:
                 if REFUSED in refused:
                     continue
                 raise
-            verdict, reason = judged(plain, got, memory)
+            verdict, reason = judged(plain, got, memory, stack.unplanned)
             found = {"budget_bytes": memory, "share": share, "verdict": verdict, "reason": reason}
             return {**found, "seconds": got["seconds"], "plain_seconds": plain["seconds"], "load": os.getloadavg()[0]}
         return {"verdict": "refused", "reason": refused}
@@ -241,8 +249,8 @@ def last_error(text):
     return (refused or errors or lines or ["it said nothing"])[-1][:600]
 
 
-def judged(plain, got, memory):
-    """Returns a verdict on a run, and why."""
+def judged(plain, got, memory, unplanned=""):
+    """Returns a verdict on a run, and why. `unplanned`: why there may be no plan."""
     if plain["lines"] != got["lines"]:
         ours, theirs = ([line for call in each["lines"] for line in call] for each in (got, plain))
         pairs = [f"{one!r} is {other!r}" for one, other in zip(theirs, ours) if one != other]
@@ -254,6 +262,8 @@ def judged(plain, got, memory):
         return "failed", "nothing moved"
     last = got["figures"][-1]
     if last["phase"] != "planned":
+        if unplanned:
+            return "same bits", f"without a plan: {unplanned}"
         return "no plan", (last["held_back"] or ["no reason"])[-1]
     return "same bits", ""
 

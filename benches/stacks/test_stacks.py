@@ -30,6 +30,8 @@ class Verdicts(unittest.TestCase):
 
     def test_a_run_without_a_plan_says_why(self):
         self.assertEqual(stacks.judged(run(), run(phase="profiling"), 100), ("no plan", "step 3: why not"))
+        found = stacks.judged(run(), run(phase="profiling"), 100, unplanned="steps differ")
+        self.assertEqual(found, ("same bits", "without a plan: steps differ"))
 
 
 class Errors(unittest.TestCase):

@@ -184,7 +184,7 @@ def of_stacks(document):
     results = []
     for row in document:
         result = {"case": row["stack"], **{key: row[key] for key in ("title", "libraries", "verdict")}}
-        if row["verdict"] != "same bits":
+        if row["reason"]:
             result["reason"] = row["reason"].splitlines()[0][:300]
         if "budget_bytes" in row:
             result |= {key: row[key] for key in ("peak_bytes", "budget_bytes", "share")}
@@ -453,7 +453,8 @@ def stacks():
         budget = f"{each['budget_bytes'] / 2**20:.0f} MiB, {each['share']:.0%}"
         busy = "~" if each["load"] > BUSY_LOAD else ""
         time = f"{busy}{each['plain_seconds']:.2f} s, {busy}{each['seconds']:.2f} s"
-        bits = "the same" if each["verdict"] == "same bits" else f"{each['verdict']}: {_sentence(each['reason'])}"
+        words = ("the same" if each["verdict"] == "same bits" else each["verdict"], _sentence(each.get("reason", "")))
+        bits = ": ".join(filter(None, words))
         rows.append((name, "yes", "0", budget, bits, time, each["date"]))
     return table(("stack", "unedited", "lines", "budget", "bits", "step, plain and in the block", "measured"), rows)
 
