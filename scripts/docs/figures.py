@@ -454,7 +454,7 @@ def stacks():
         busy = "~" if each["load"] > BUSY_LOAD else ""
         time = f"{busy}{each['plain_seconds']:.2f} s, {busy}{each['seconds']:.2f} s"
         words = ("the same" if each["verdict"] == "same bits" else each["verdict"], _sentence(each.get("reason", "")))
-        bits = ": ".join(filter(None, words))
+        bits = ", ".join(filter(None, words))
         rows.append((name, "yes", "0", budget, bits, time, each["date"]))
     return table(("stack", "unedited", "lines", "budget", "bits", "step, plain and in the block", "measured"), rows)
 
