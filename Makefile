@@ -140,7 +140,7 @@ test-torch: setup build ## The touch suite and the program matrix, on PyTorch
 test-ranks: setup build ## Distributed programs and ranks that fail, every mode; a part of it is in test-torch
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q tests/torch/test_ranks.py tests/torch/test_async_uses.py
 
-test-integrations: setup build ## Other libraries as they are on PyPI, in a virtual environment of their own (target/integrations)
+test-integrations: setup build ## Other libraries as they are on PyPI, in an environment of their own; the table of stacks in docs/integrations.md
 	OMP_NUM_THREADS=1 scripts/test-integrations.sh
 
 # Each version is installed, tested and removed again: 6 GB of disk, and 5 to 10 minutes each.
@@ -210,9 +210,10 @@ compare-training: setup ## One training by ZeRO-Infinity, FSDP2, Tidelog: time, 
 	cargo build --release -q -p tidelog-torch
 	python3 benches/training/training.py --only "$(ONLY)" $(if $(RESUME),--resume)
 
-test-compare: ## What compare and compare-training conclude from runs, without running any
+test-compare: ## What compare, compare-training and test-integrations conclude from runs, without running any
 	python3 benches/compare/test_compare.py
 	python3 benches/training/test_training.py
+	python3 benches/stacks/test_stacks.py
 
 GPU_TOOLS = tidelog-doctor tidelog-bench tidelog-plan
 GPU_TESTS = cargo test --release -q -p tidelog-gds --test gpu --no-run

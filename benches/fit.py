@@ -76,8 +76,10 @@ def main():
     arguments = parse_arguments()
     with tempfile.TemporaryDirectory(prefix="tidelog-fit-bench-") as folder:
         pool = arguments.pool or folder
-        rows = [row(name, arguments, pathlib.Path(folder), pool) for name in arguments.models]
-    FIGURES.write_text(json.dumps(rows, indent=2) + "\n")
+        rows = []
+        for name in arguments.models:
+            rows.append(row(name, arguments, pathlib.Path(folder), pool))
+            FIGURES.write_text(json.dumps(rows, indent=2) + "\n")  # the run may be cut off
     if arguments.output == "json":
         json.dump(rows, sys.stdout, indent=2)
     worst, relative = (max(abs(each[key] - 1) for each in rows) for key in ("ratio", "relative"))

@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "figures"
-PAGES = ("README.md", "docs/measurements.md", "docs/models.md")
+PAGES = ("README.md", "docs/measurements.md", "docs/models.md", "docs/integrations.md")
 TABLE = re.compile(r"(<!-- figures: ([a-z-]+) -->\n)(.*?)(<!-- end of figures -->\n)", re.DOTALL)
 
 # Cases of `make compare` in words, in the order of the table.
@@ -179,6 +179,21 @@ def of_models(document):
     return results
 
 
+def of_stacks(document):
+    """Each program of another library: what is in the table."""
+    results = []
+    for row in document:
+        result = {"case": row["stack"], **{key: row[key] for key in ("title", "libraries", "verdict")}}
+        if row["reason"]:
+            result["reason"] = row["reason"].splitlines()[0][:300]
+        if "budget_bytes" in row:
+            result |= {key: row[key] for key in ("peak_bytes", "budget_bytes", "share")}
+            result |= {key: round(row[key], 3) for key in ("seconds", "plain_seconds")}
+            result["load"] = round(row["load"], 1)
+        results.append(result)
+    return results
+
+
 def of_training(document):
     """Each contender on each pool, without the single steps."""
     results = []
@@ -207,12 +222,20 @@ def of_training(document):
     return results
 
 
-COLLECTED = {"compare": of_compare, "demo": of_demo, "fit": of_fit, "models": of_models, "training": of_training}
+COLLECTED = {
+    "compare": of_compare,
+    "demo": of_demo,
+    "fit": of_fit,
+    "models": of_models,
+    "stacks": of_stacks,
+    "training": of_training,
+}
 MADE_BY = {
     "compare": "make compare",
     "demo": "make demo",
     "fit": "python benches/fit.py",
     "models": "make models",
+    "stacks": "make test-integrations",
     "training": "make compare-training",
 }
 
@@ -419,12 +442,35 @@ def models_together():
     return table(("kind", "eager: same bits", "step", "compiled: same bits", "step"), rows)
 
 
+def stacks():
+    """Returns what programs of other libraries did in a part of their memory."""
+    rows = []
+    for each in results("stacks").values():
+        name, ran = f"{each['title']} ({each['libraries']})", "budget_bytes" in each
+        if not ran:
+            rows.append((name, "", "", "", each["verdict"], _sentence(each["reason"]), each["date"]))
+            continue
+        budget = f"{each['budget_bytes'] / 2**20:.0f} MiB, {each['share']:.0%}"
+        busy = "~" if each["load"] > BUSY_LOAD else ""
+        time = f"{busy}{each['plain_seconds']:.2f} s, {busy}{each['seconds']:.2f} s"
+        words = ("the same" if each["verdict"] == "same bits" else each["verdict"], _sentence(each.get("reason", "")))
+        bits = ", ".join(filter(None, words))
+        rows.append((name, "yes", "0", budget, bits, time, each["date"]))
+    return table(("stack", "unedited", "lines", "budget", "bits", "step, plain and in the block", "measured"), rows)
+
+
+def _sentence(reason):
+    """A reason may be anything: no table ends in it."""
+    return re.sub(r"[|<>\s]+", " ", reason)
+
+
 TABLES = {
     "headline": headline,
     "compare": compare,
     "demo": demo,
     "fit": fit,
     "models": models,
+    "stacks": stacks,
     "training": training,
     "models-together": models_together,
 }

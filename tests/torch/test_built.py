@@ -51,7 +51,6 @@ def kept(tmp_path):
     [
         ({"CXX": "false"}, "false ended with 1"),
         ({"CXX": "no-such-compiler"}, "no-such-compiler"),
-        ({"XDG_CACHE_HOME": "/proc"}, "/proc/tidelog"),
         ({"PATH": "/nowhere"}, "there is no C++ compiler"),
     ],
     ids=lambda value: "" if isinstance(value, str) else "".join(value.values()),
@@ -59,6 +58,56 @@ def kept(tmp_path):
 def test_where_it_cannot_be_built_one_sentence_says_what_to_install(tmp_path, variables, why):
     said = dispatch_of(tmp_path, **variables)
     assert why in said and "install g++ or clang++" in said
+
+
+def test_where_it_cannot_be_kept_one_sentence_says_what_to_set(tmp_path):
+    said = dispatch_of(tmp_path, XDG_CACHE_HOME="/proc")
+    assert "/proc/tidelog" in said and "set XDG_CACHE_HOME to a folder" in said and "g++" not in said, said
+
+
+FREE_THREADED = """
+import sysconfig
+said = sysconfig.get_config_var
+sysconfig.get_config_var = lambda name: 1 if name == "Py_GIL_DISABLED" else said(name)
+"""
+
+
+def test_a_free_threaded_python_is_refused_by_name(tmp_path):
+    ended = process.run(FREE_THREADED + SCRIPT, tmp_path / "pool", "{}")
+    assert ended.code == 0, ended
+    said = json.loads(ended.out.splitlines()[-1])
+    assert "free-threaded" in said and "g++" not in said, said
+
+
+# In a mount namespace of its own, as a container is one: a cache that cannot be written, of whoever owns it.
+READ_ONLY = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+CLONE_NEWNS, MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 1, 32, 4096, 16384, 1 << 18
+cache = json.loads(sys.argv[2])["XDG_CACHE_HOME"].encode()
+if libc.unshare(CLONE_NEWNS) or libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None):
+    print(json.dumps("skipped"))
+    sys.exit()
+assert libc.mount(cache, cache, None, MS_BIND, None) == 0
+assert libc.mount(None, cache, None, MS_REMOUNT | MS_BIND | MS_RDONLY, None) == 0
+"""
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["with the module", "without it"])
+def test_a_cache_that_cannot_be_written_is_read(tmp_path, is_there):
+    if is_there:
+        kept(tmp_path)
+    (tmp_path / "cache").mkdir(exist_ok=True)
+    variables = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    ended = process.run(READ_ONLY + SCRIPT, tmp_path / "pool", json.dumps(variables))
+    assert ended.code == 0, ended
+    said = json.loads(ended.out.splitlines()[-1])
+    if said == "skipped":
+        pytest.skip("no mount namespace can be made here")
+    if is_there:
+        assert said["ops_past_python"] > 0
+    else:
+        assert "Read-only file system" in said and "set XDG_CACHE_HOME to a folder" in said, said
 
 
 def test_without_a_compiler_what_one_has_left_is_loaded(tmp_path):

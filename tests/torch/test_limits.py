@@ -117,3 +117,56 @@ def test_a_container_says_what_it_may_take(control_group, tmp_path):
     ran = told("auto")
     assert ran.code == 0 and "sum 1048576.0" in ran.out, ran.err
     assert json.loads(ran.err.splitlines()[-1])["budget"] <= 2 * GIB
+
+
+LOCKED = """
+import ctypes, resource
+resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10))
+PR_CAPBSET_DROP, CAP_IPC_LOCK = 24, 14
+class Header(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
+class Data(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint32) for name in ("effective", "permitted", "inheritable")]
+libc, header, data = ctypes.CDLL(None), Header(0x20080522, 0), (Data * 2)()
+assert libc.capget(ctypes.byref(header), data) == 0
+for name in ("effective", "permitted", "inheritable"):
+    setattr(data[0], name, getattr(data[0], name) & ~(1 << CAP_IPC_LOCK))
+assert libc.capset(ctypes.byref(header), data) == 0
+with tidelog.offload(pool=sys.argv[1], memory="64MiB", staging="1MiB", pool_size="128MiB") as tide:
+    summed = sum((torch.ones(1000) + 0).sum().item() for _ in range(3)) / 3
+    stats = tide.stats()
+print(json.dumps([summed, stats["data_path"], stats["unregistered"]]))
+"""
+
+
+def test_a_small_limit_of_locked_memory_is_said_and_enough(pool):
+    """Checks what many containers have: buffers are not registered then."""
+    ended = process.run(LOCKED, pool)
+    assert ended.code == 0, ended.err
+    summed, path, why = json.loads(ended.out.splitlines()[-1])
+    assert summed == 1000
+    if path != "uring":
+        pytest.skip(f"{path} registers no memory")
+    assert "do not fit into the memlock limit of 64 KiB (ulimit -l raises it)" in why, why
+
+
+FEW_FILES = """
+import os, resource
+from tidelog.native import _built
+assert _built.build() == ""
+few = len(os.listdir("/proc/self/fd")) - 1 + int(sys.argv[2])  # of these, listing itself had one
+resource.setrlimit(resource.RLIMIT_NOFILE, (few, few))
+try:
+    with tidelog.offload(pool=sys.argv[1], memory="64MiB", staging="1MiB", pool_size="128MiB"):
+        print("ran")
+except tidelog.Error as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("left", [1, 5])
+def test_too_few_open_files_are_one_line_that_says_what_raises_them(pool, left):
+    ended = process.run(FEW_FILES, pool, str(left))
+    assert ended.code == 0, ended.err
+    (said,) = ended.out.splitlines()
+    assert "Too many open files" in said and said.endswith("which ulimit -n raises"), said

@@ -154,6 +154,23 @@ def test_from_pretrained_before_a_block_and_inside(pool, mode, tmp_path):
         gc.collect()
 
 
+@pytest.mark.parametrize("parts", [5, 3])  # halves of the weights' bytes: more and less than they and their gradients
+def test_weights_count_before_the_first_step_writes_them(pool, files, parts):
+    """Checks a loop that marks no steps: until its optimizer has stepped none is known to have begun, and where all
+    fits no op is looked at. A fused optimizer writes all weights in one."""
+    weights = sum(each.nbytes for each in loaded(files, "load_file").parameters())
+    with left_behind(), tidelog.offload(pool=pool, memory=STAGING + parts * weights // 2, staging=STAGING) as tide:
+        model, seen = loaded(files, "load_file"), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, fused=True)
+        optimizer.register_step_pre_hook(lambda *_: seen.append((tide.live_bytes - STAGING, tide.ledger.quiet)))
+        model(torch.ones(4, SIDE)).sum().backward()
+        assert tide.live_bytes - STAGING < 1.2 * weights and tide.ledger.quiet
+        for _ in range(2):
+            optimizer.step()
+        assert seen[0][0] > 1.4 * weights and seen[0][1] == (parts == 5)
+        assert tide.live_bytes <= tide.budget and (tide.stats()["totals"]["evictions"] > 0) == (parts == 3)
+
+
 def test_what_was_written_of_a_file_goes_back_to_the_kernel(pool, files):
     """The pages of a private mapping that were written are memory of the process until the mapping ends."""
     tensors = LOADERS["load_file"](files)

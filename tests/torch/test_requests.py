@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import threading
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import tidelog
 from tidelog.abi import _native
 from tidelog.memory import _record
 from tidelog.storages._async_uses import AsyncUses
-from tidetest import KIB, MIB, device, native
+from tidetest import KIB, MIB, device, halfway, native
 from tidetest.requests import of_python, until_it_waits, when_done
 
 pytestmark = pytest.mark.filterwarnings("ignore::tidelog.LeftBehindWarning")
@@ -78,6 +79,19 @@ def test_what_is_unusual_is_left_to_python(tide, become, monkeypatch):
     for number, tensor in enumerate(tensors):
         assert torch.equal(tensor, torch.full((SIZE // 4,), 2.0 * number))
         tide.evict(tensor)
+
+
+@pytest.mark.host_memory("a GPU has copied before it can be asked")
+def test_what_is_leaving_stays_when_all_is_restored(pool):
+    """Checks a block that ends with more in memory than its budget, as it was told to: nothing is left behind."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", tidelog.LeftBehindWarning)
+        with block(pool, memory=4 * MIB) as tide:
+            tensors = [torch.full((SIZE // 4,), float(number)) for number in range(20)]
+            assert tide.ledger.has_away()
+            halfway.begin_eviction(tide, tensors[-1])
+            tide.restore()
+    assert [each[0].item() for each in tensors] == [*range(20)]
 
 
 def test_what_was_lent_between_its_copy_and_its_release_keeps_its_memory(tide, monkeypatch):

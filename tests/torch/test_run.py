@@ -239,6 +239,23 @@ def test_a_write_budget_is_kept_and_summed_up(program, tidelog_run):
     assert code == 64 and "--write-budget: '2': less than 1GB a day" in err, err
 
 
+def test_the_summary_names_what_cannot_move(program, tidelog_run, tmp_path):
+    path, stats = (
+        program(TRAIN.replace("    for step", "    held = model[3].weight.detach().numpy()\n    for step")),
+        tmp_path / "s",
+    )
+    code, _, err = tidelog_command(*tidelog_run[2:], "--stats", stats, path, "--steps", 4)
+    assert code == 0, err
+    assert "the largest are: 3.weight (64.0 KiB: a NumPy array or a slice of its storage has its memory)" in err, err
+    assert json.loads(stats.read_text())["staying"][0]["bytes"] == 64 << 10
+    words = ["--updates", "lazy", "--stats", stats]
+    code, _, err = tidelog_command(*tidelog_run[2:], *words, program(TRAIN), "--steps", 4)
+    assert code == 0 and "cannot move" not in err, err
+    assert json.loads(stats.read_text())["updates"]["late"] > 0, (
+        "a step hook of the command's own keeps updates from it"
+    )
+
+
 def test_an_unknown_word_for_an_option_is_a_wrong_command_line(program):
     code, _, err = tidelog_command("run", "--memory", "1GiB", "--pool", ".", "--mode", "sometimes", program("pass"))
     assert code == 64 and "reactive" in err, err

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts" / "docs"), str(ROOT / "scripts")]
 
 import helptexts  # noqa: E402
+import links  # noqa: E402
 import prebuilt  # noqa: E402
 
 pytestmark = pytest.mark.timeout(1800)  # building the wheel compiles the workspace once more, beside other tests
@@ -117,6 +118,13 @@ def test_the_source_has_all_that_cargo_reads(source):
         name for name in listed if not name.startswith("tests/") or name.startswith(("tests/src/", "tests/tests/"))
     }
     assert listed and [name for name in sorted(listed) if not (source / name).exists()] == []
+
+
+def test_links_of_the_readme_lead_somewhere_in_the_source(source):
+    """Checks relative links: without an address of the project's there is nothing else that they could be."""
+    found = {link.partition("#")[0] for _, link in links.Page((source / "README.md").read_text()).links}
+    inside = {each for each in found if each and ":" not in each}
+    assert len(inside) > 20 and [each for each in sorted(inside) if not (source / each).exists()] == []
 
 
 @pytest.mark.slow

@@ -2,10 +2,12 @@
 //! it says so.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::statvfs::statvfs;
+use nix::unistd::{AccessFlags, access};
 use serde::Serialize;
 use tidelog_engine::memory::SystemMemory;
 use tidelog_engine::path::uring::ProbedRing;
@@ -48,6 +50,9 @@ pub fn all(roots: &Roots, has: Has) -> Vec<Fact> {
         io_uring(roots),
         memory(roots),
         locked_memory(),
+        open_files(),
+        shared_memory(Path::new("/dev/shm")),
+        module_cache(),
     ];
     let pages = huge_pages(roots);
     facts.push(if has.nvme { pages } else { Fact { next: String::new(), ..pages } });
@@ -197,6 +202,66 @@ fn locked_memory() -> Fact {
         }
         Err(error) => fact("locked memory", format!("unknown: {error}"), ""),
     }
+}
+
+fn open_files() -> Fact {
+    /// A pool has one per device and few besides, torch and its workers more.
+    const ENOUGH: u64 = 512;
+    match getrlimit(Resource::RLIMIT_NOFILE) {
+        Ok((limit, _)) if limit == u64::MAX => fact("open files", "no limit", ""),
+        Ok((limit, _)) => {
+            let next = if limit < ENOUGH {
+                "ulimit -n 1024  # of a container: --ulimit nofile=1024"
+            } else {
+                ""
+            };
+            fact("open files", format!("at most {limit}"), next)
+        }
+        Err(error) => fact("open files", format!("unknown: {error}"), ""),
+    }
+}
+
+/// Returns the fact on the memory through which processes of a program pass batches. Tidelog takes
+/// none of it.
+fn shared_memory(folder: &Path) -> Fact {
+    const ENOUGH: u64 = 512 << 20;
+    match statvfs(folder) {
+        Ok(found) => {
+            let bytes = |blocks: u64| blocks.saturating_mul(found.fragment_size());
+            let (all, free) = (bytes(found.blocks()), bytes(found.blocks_available()));
+            let next = if free < ENOUGH {
+                "workers of a DataLoader pass batches through it; of a container: --shm-size 1g"
+            } else {
+                ""
+            };
+            let said =
+                format!("{}, {} free in {}", ByteCount(all), ByteCount(free), folder.display());
+            fact("shared memory", said, next)
+        }
+        Err(error) => fact("shared memory", format!("none in {}: {error}", folder.display()), ""),
+    }
+}
+
+/// Returns the fact on the folder for the bridge's module in C++, which a package has for some
+/// versions of torch, and which is built once for each other one.
+fn module_cache() -> Fact {
+    let Some(cache) = cache_folder() else {
+        return fact("module cache", "neither XDG_CACHE_HOME nor HOME is set", NO_CACHE);
+    };
+    let folder = cache.join("tidelog");
+    let there = folder.ancestors().find(|each| each.exists()).unwrap_or(&cache);
+    match access(there, AccessFlags::W_OK) {
+        Ok(()) => fact("module cache", folder.display().to_string(), ""),
+        Err(error) => fact("module cache", format!("{}: {error}", folder.display()), NO_CACHE),
+    }
+}
+
+const NO_CACHE: &str =
+    "XDG_CACHE_HOME=DIRECTORY that can be written, where the wheel has no module for this torch";
+
+fn cache_folder() -> Option<PathBuf> {
+    let named = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    named("XDG_CACHE_HOME").or_else(|| Some(named("HOME")?.join(".cache")))
 }
 
 /// The pages that SPDK needs.

@@ -55,6 +55,55 @@ fn the_limit_of_a_container_is_shown_with_the_file_that_sets_it() {
     assert!(memory["next"].as_str().unwrap().contains(&file), "{memory}");
 }
 
+/// Returns a fact as the doctor finds it for a process that a shell has prepared.
+fn fact_after(script: &str, name: &str) -> serde_json::Value {
+    let mut shell = std::process::Command::new("sh");
+    let doctor = env!("CARGO_BIN_EXE_tidelog-doctor");
+    shell.args(["-c", &format!("{script} && exec {doctor} check --output json")]);
+    let page = ran(shell).json();
+    page["machine"].as_array().unwrap().iter().find(|fact| fact["name"] == name).unwrap().clone()
+}
+
+#[test]
+fn limits_of_a_container_are_shown_with_what_raises_them() {
+    let locked = fact_after("ulimit -l 64", "locked memory");
+    assert_eq!(locked["found"], "at most 64 KiB");
+    assert!(locked["next"].as_str().unwrap().contains("ulimit -l unlimited"), "{locked}");
+    let files = fact_after("ulimit -n 99", "open files");
+    assert_eq!(files["found"], "at most 99");
+    assert!(files["next"].as_str().unwrap().contains("--ulimit nofile=1024"), "{files}");
+    assert_eq!(fact_after("ulimit -n 4096", "open files")["next"], "");
+}
+
+#[test]
+fn little_shared_memory_and_a_cache_that_cannot_be_written_are_shown() {
+    let directory = Directory::new("doctor-states").unwrap();
+    let cache = directory.path().display();
+    // In a mount namespace of its own, as a container is one.
+    let Ok(tried) = std::process::Command::new("unshare").args(["--mount", "true"]).status() else {
+        return skip("states", "there is no unshare");
+    };
+    if !tried.success() {
+        return skip("states", "no mount namespace can be made here");
+    }
+    let script = format!(
+        "unshare --mount --propagation private sh -c 'mount -t tmpfs -o size=1m none /dev/shm && \
+         mount -t tmpfs -o ro none {cache} && XDG_CACHE_HOME={cache} exec {} check --output json'",
+        env!("CARGO_BIN_EXE_tidelog-doctor")
+    );
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", &script]);
+    let page = ran(shell).json();
+    let facts = page["machine"].as_array().unwrap();
+    let of = |name: &str| facts.iter().find(|fact| fact["name"] == name).unwrap();
+    let memory = of("shared memory");
+    assert!(memory["found"].as_str().unwrap().starts_with("1 MiB, "), "{memory}");
+    assert!(memory["next"].as_str().unwrap().contains("--shm-size 1g"), "{memory}");
+    let module = of("module cache");
+    assert!(module["found"].as_str().unwrap().contains("tidelog: EROFS"), "{module}");
+    assert!(module["next"].as_str().unwrap().starts_with("XDG_CACHE_HOME="), "{module}");
+}
+
 #[test]
 fn the_page_for_people_fits_on_one_and_names_the_next_command() {
     let machine = Machine::new("page");

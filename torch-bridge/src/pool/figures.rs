@@ -18,6 +18,7 @@ pub(crate) fn pool_figures(
         ("data_path", json!(pool.map(data_path))),
         ("why_not", json!(pool.map(|pool| &pool.reactor.why_not))),
         ("staging_backing", json!(pool.map(staging_backing))),
+        ("unregistered", json!(pool.and_then(unregistered))),
         ("gpu", json!(pool.and_then(gpu))),
         ("pool", json!(pool.map(space))),
         ("devices", json!(pool.map(devices))),
@@ -37,6 +38,16 @@ pub(crate) fn data_path(pool: &PoolStats) -> String {
 pub(crate) fn staging_backing(pool: &PoolStats) -> String {
     let (backing, why) = (pool.reactor.backing, &pool.reactor.backing_why);
     if why.is_empty() { backing.to_string() } else { format!("{backing}: {why}") }
+}
+
+/// Returns why the staging buffers are not registered with the kernel, where the data path
+/// registers some.
+fn unregistered(pool: &PoolStats) -> Option<&str> {
+    let capabilities = &pool.reactor.capabilities;
+    match &capabilities.registered_buffers {
+        Feature::Off(why) if capabilities.kind == PathKind::Uring => Some(why),
+        _ => None,
+    }
 }
 
 /// The GPU whose memory moves, and why its bytes do not move as fast as they could.

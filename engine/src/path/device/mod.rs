@@ -25,6 +25,7 @@ use self::claim::Claim;
 pub use self::reserve::FillProgress;
 use self::reserve::reserve;
 use super::DeviceCapabilities;
+use super::error::help_with_open_files;
 use super::operation::Action;
 use crate::memory::ALIGNMENT;
 use crate::units::ByteCount;
@@ -63,7 +64,7 @@ pub enum DeviceOpenError {
         path: PathBuf,
     },
     /// The kernel would not open it.
-    #[error("cannot open {path}: {source}")]
+    #[error("cannot open {path}: {source}{}", help_with_open_files(source))]
     Open {
         /// Path of the device.
         path: PathBuf,

@@ -123,9 +123,8 @@ class Tide:
         self._heap = heap = device.heap(self.budget, limit)
         self.ledger = ledger = ledger_of(device, limit, settings.outside)
         self.session = session = Session(ledger)
-        session.tell_refusal = Refusals(
-            ledger, device, self.budget, settings.buffers, self.staging, settings.least
-        ).tell
+        self.refusals = Refusals(ledger, device, self.budget, settings.buffers, self.staging, settings.least)
+        session.tell_refusal = self.refusals.tell
         self._ranks = Ranks()
         self._async_uses = async_uses = AsyncUses(ledger, when_begun=self._is_distributed)
         self.performer = performer = Performer(session, ledger, device, heap, async_uses)
@@ -171,7 +170,8 @@ class Tide:
         self._is_named = model is not None or optimizer is not None
         # Steps of a loop that does not mark them.
         self.loop = OptimizerSteps(
-            self._step, self.access.is_live, self._name_what_trains, self.steps.notices.append, self.steps.clock
+            *(self._step, self.access.is_live, self.steps.count_what_is_mapped, self._name_what_trains),
+            *(self.steps.notices.append, self.steps.clock),
         )
         self._at_work = contextlib.ExitStack()
         self.saves = Saves()  # of torch.distributed.checkpoint, beside the steps

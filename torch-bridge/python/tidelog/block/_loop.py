@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 # One that steps less often than once in so many steps of another is not waited for.
@@ -30,35 +30,46 @@ class OptimizerSteps:
         self,
         step: Callable[[], contextlib.AbstractContextManager[object]],
         is_live: Callable[[], bool],
+        before_first: Callable[[], None],
         name: Callable[[Optimizer], None],
         say: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
         self.began = time.perf_counter()
         self.seconds: list[float] = []  # of each step that has ended
+        self.on_end: Callable[[], object] = bool  # called where a step has ended
         self._mark = step  # a context manager: one step
         self._is_live = is_live
+        self._before_first = before_first  # called before an optimizer steps for the first time
         self._name = name  # called with the loop's optimizer, once there is one
         self._say = say  # for what is to be told to the user
         self._clock = clock  # in seconds
         self._thread = threading.get_ident()
         self._counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()  # optimizer -> its steps
         self._stepped_since: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # the last step's end
-        self._hook: RemovableHandle | None = None
+        self._hooks: list[RemovableHandle] = []
         self._step = contextlib.ExitStack()
         self._step_began = clock()
 
     def __enter__(self) -> OptimizerSteps:
         self._thread = threading.get_ident()
-        self._hook = register_optimizer_step_post_hook(self._stepped)
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._steps),
+            register_optimizer_step_post_hook(self._stepped),
+        ]
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        if self._hooks:
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks = []
             # What follows the last step is no whole one.
             self._step.__exit__(_Unfinished, _Unfinished(), None)
+
+    def _steps(self, _optimizer: Optimizer, _arguments: object, _keywords: object) -> None:
+        if not self._counts and threading.get_ident() == self._thread and self._is_live():
+            self._before_first()
 
     def _stepped(self, optimizer: Optimizer, _arguments: object, _keywords: object) -> None:
         if threading.get_ident() != self._thread or not self._is_live():
@@ -79,6 +90,7 @@ class OptimizerSteps:
         now = self._clock()
         self.seconds.append(now - self._step_began)
         self._step_began = now
+        self.on_end()
         self._step.enter_context(self._mark())
 
     def _have_all_stepped(self) -> bool:

@@ -18,6 +18,7 @@ from tidelog._budget_error import BudgetError
 from tidelog.memory import _device
 from tidelog.memory._record import Storage
 from tidelog.native._module import Ledger, Record
+from tidelog.output._figures import StayingFigures
 from tidelog.output._notebook import binary
 from tidelog.storages._ledger import adopt
 from tidelog.storages._ops import living_tensors, memory_of
@@ -76,6 +77,12 @@ class Refusals:
             f"memory at once, but the budget is {binary(self._budget)}: {', '.join(parts)}{largest}{_told(stays, names)}. The "
             f"smallest budget that would do is {enough} bytes: raise memory= to it, or {advice}"
         )
+
+    def largest_that_stay(self) -> list[StayingFigures]:
+        """Returns the largest tensors that cannot move as things are, the largest first."""
+        stays = sorted(self._that_stay(), key=lambda each: -each[0].size)[:_NAMED_MAX]
+        names = _names_in_modules() if stays else {}
+        return [{"name": _called(record, names), "bytes": record.size, "why": why} for record, _, why in stays]
 
     def _meet_all(self) -> int:
         """Tensors that the ledger has not met count from here on. Returns the bytes of those that cannot move."""

@@ -33,6 +33,10 @@ class Restoring:
         self._session.lift_budget()
         with contextlib.suppress(_errors.Error):  # a write that failed: its tensor is still here
             self._session.settle()
+        self._keep_what_leaves()
+
+    def _keep_what_leaves(self) -> None:
+        """Tensors whose copies are being written stay."""
         for record in self._ledger.all():
             storage = record()
             if storage is not None and record.state & _record.LEAVING:
@@ -68,6 +72,7 @@ class Restoring:
     def everything(self) -> None:
         """Restores everything, whatever the budget says."""
         self._session.lift_budget()
+        self._keep_what_leaves()
         with self._progress() as progress:
             for record in self._ledger.all():
                 storage = record()

@@ -23,7 +23,7 @@ from tidelog.block._block import Tide
 from tidelog.block._ranks import local_rank, local_world_size
 from tidelog.commands._commands import FOUND, SECONDS_OF_A_DAY, RunExit, failure, tell
 from tidelog.output._notebook import binary
-from tidelog.output._figures import Phase, Stats, StrPath
+from tidelog.output._figures import Phase, StayingFigures, Stats, StrPath
 
 
 def run(said: argparse.Namespace) -> int:
@@ -37,10 +37,12 @@ def run(said: argparse.Namespace) -> int:
             return _refuse(said, RunExit.NOT_OPENED, error)
         # The process ends with the program: what stays on NVMe then is of no use to anybody.
         warnings.simplefilter("ignore", _errors.LeftBehindWarning)
+        staying = _Staying(tide)
+        tide.loop.on_end = staying.look
         try:
             ending = _execute(said)
         finally:
-            _conclude(said, tide)
+            _conclude(said, tide, staying.last)
     if ending is not None:
         raise ending
     return 0
@@ -82,6 +84,22 @@ def _execute(said: argparse.Namespace) -> SystemExit | None:
 # -- the end ----------------------------------------------------------------------------------------
 
 
+class _Staying:
+    """The largest tensors that cannot move, looked up now and then where a step has ended: a program that has ended
+    leaves none of its tensors to look at."""
+
+    def __init__(self, tide: Tide) -> None:
+        self.last: list[StayingFigures] = []
+        self._tide = tide
+        self._next = 1  # how many steps have ended when it is time to look again
+
+    def look(self) -> None:
+        """Looks after the first step, the second, the fourth and so on."""
+        if len(self._tide.loop.seconds) >= self._next:
+            self._next *= 2
+            self.last = self._tide.refusals.largest_that_stay()
+
+
 class Figures(Stats):
     """Figures of a run: `Tide.stats`, and these."""
 
@@ -91,9 +109,10 @@ class Figures(Stats):
     phase: Phase  # at the end
     budget: int
     peak_bytes: int
+    staying: list[StayingFigures]  # the largest tensors that could not move
 
 
-def _conclude(said: argparse.Namespace, tide: Tide) -> None:
+def _conclude(said: argparse.Namespace, tide: Tide, staying: list[StayingFigures]) -> None:
     """Says how the run went, and writes what was asked for. What fails here fails nothing else."""
     if not tide.access.is_live():
         return  # a forked child of the program ends here, too: the run is the parent's
@@ -106,6 +125,7 @@ def _conclude(said: argparse.Namespace, tide: Tide) -> None:
         "phase": tide.phase,
         "budget": tide.budget,
         "peak_bytes": tide.peak_bytes,
+        "staying": staying,
     }
     if said.output == "json":
         rank = {"rank": int(os.environ.get("RANK", "0"))} if local_world_size() > 1 else {}
@@ -139,6 +159,9 @@ def _summary(figures: Figures) -> Iterator[str]:
     if (plan := figures["plan"]) is not None:
         yield f"the ops of a step take {plan['compute_ns'] / 1e9:.3f} s, as they were recorded without a plan"
     yield f"at most {binary(figures['peak_bytes'])} in memory, of a budget of {binary(figures['budget'])}"
+    if staying := figures["staying"]:
+        named = (f"{each['name']} ({binary(each['bytes'])}: {each['why']})" for each in staying)
+        yield f"of what cannot move the largest are: {', '.join(named)}"
     yield f"{binary(totals['bytes_written'])} moved out, {binary(totals['bytes_read'])} moved in, by {figures['data_path']}"
     if totals["bytes_written"]:
         per_day = totals["bytes_written"] / figures["seconds"] * SECONDS_OF_A_DAY

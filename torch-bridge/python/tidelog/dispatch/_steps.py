@@ -146,6 +146,14 @@ class Steps:
             self._device.streams.is_blind = True
             self._ledger.begin_quiet()
 
+    @whole
+    def count_what_is_mapped(self) -> None:
+        """Counts slices of files that nobody else has, before a step is known to begin: an optimizer is about to write
+        them, which gives each a page of memory where it had the file's. Where all fits no op is looked at for that."""
+        self._ledger.look_again()
+        if self._ledger.live > self._ledger.limit:
+            self.budget_reached()
+
     def budget_reached(self) -> None:
         """The quiet ends: from here on every op is looked at."""
         self._pressed = True

@@ -8,6 +8,7 @@ Python's headers.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import hashlib
@@ -41,6 +42,9 @@ _FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden")
 _PREBUILT = _SOURCES / "prebuilt"
 
 _BUILT_FOR = re.compile(r"torch-([^-]+)-cpython-(\d)(\d+)-")
+# What the system says of a folder that cannot be written, or made.
+_NO_FOLDER = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT)
+_FREE_THREADED = "this Python has no lock of the interpreter (a free-threaded build)"
 _NO_COMPILER = "there is no C++ compiler (g++ or clang++)"
 
 _loaded: list[Module] = []
@@ -51,7 +55,7 @@ def build() -> str:
     if _loaded:
         return ""
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return "this Python has no lock of the interpreter"
+        return _FREE_THREADED
     why_not = _built()
     if isinstance(why_not, str):
         return why_not
@@ -63,12 +67,21 @@ def build() -> str:
 def native() -> Module:
     """The module. It is built first where it is not there: half a minute, once for each torch."""
     if why_not := build():
+        if why_not == _FREE_THREADED:
+            raise Error(f"tidelog does not run here: {why_not}. Take the same version of Python with that lock.")
+        help = "install g++ or clang++, and Python's headers (python3-dev), or set CXX to a compiler"
+        if _lacks_a_folder(why_not):
+            help = "set XDG_CACHE_HOME to a folder that can be written and is kept"
         raise Error(
             f"tidelog's C++ module for torch {torch.__version__} could not be built: {why_not}. It is built once for "
-            "each torch: install g++ or clang++, and Python's headers (python3-dev), or set CXX to a compiler"
-            f"{_instead()}."
+            f"each torch: {help}{_instead()}."
         )
     return _loaded[0]
+
+
+def _lacks_a_folder(why_not: str) -> bool:
+    """Returns whether nothing but a folder to keep a module in is missing."""
+    return str(_folder()) in why_not and any(os.strerror(number) in why_not for number in _NO_FOLDER)
 
 
 def loaded() -> Module | None:

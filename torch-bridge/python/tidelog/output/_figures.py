@@ -208,6 +208,14 @@ class RecomputeFigures(TypedDict):
     kept_seconds: float | None  # and one with other regions that run once
 
 
+class StayingFigures(TypedDict):
+    """A tensor that cannot move."""
+
+    name: str
+    bytes: int
+    why: str
+
+
 class Space(TypedDict):
     """The space of the share."""
 
@@ -318,6 +326,7 @@ class Stats(TypedDict):
     data_path: str | None
     why_not: list[str] | None  # why each better data path does not run
     staging_backing: str | None
+    unregistered: str | None  # why staging buffers are not registered with the kernel, where the path registers them
     gpu: str | None
     pool: Space | None
     devices: list[DeviceFigures] | None
