@@ -110,7 +110,7 @@ storm: build ## A million mixed operations of 16 threads on one pool, every byte
 recovery: build ## What opening a pool of a million tensors costs
 	target/release/tidelog-recovery
 
-fixture: setup ## The committed pool of the present format version, made anew; never after its release
+fixture: setup ## The committed pools of the present format version, made anew; never after its release
 	cargo run -q -p tidelog-tests --bin tidelog-fixture
 
 planted: setup ## Bugs planted on purpose: the simulation, or a loom model, must find each

@@ -4,7 +4,7 @@ use std::hint::black_box;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use tidelog_engine::layout::{
-    BLOCK_BYTES, BlockFormat, Geometry, GeometryRequest, LifetimeClass, Run, Runs, TensorId,
+    BLOCK_BYTES, BlockFormat, Copies, Geometry, GeometryRequest, LifetimeClass, Run, Runs, TensorId,
 };
 use tidelog_engine::log::{
     AllocationReach, Contents, Durability, IndexRoom, Lane, LogPlace, PutRequest, RecoveredIndex,
@@ -17,7 +17,8 @@ use tidelog_engine::schedule::{
 };
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 
-const LANE: Lane = Lane { durability: Durability::Scratch, class: LifetimeClass::ALL[0] };
+const LANE: Lane =
+    Lane { durability: Durability::Scratch, class: LifetimeClass::ALL[0], copies: Copies::One };
 
 /// Writes in flight at once.
 const TOGETHER: u64 = 64;
@@ -29,6 +30,7 @@ fn geometry() -> Geometry {
         stripe_unit: ByteCount::kib(256),
         segment_bytes: None,
         shares: 1,
+        copies: Copies::One,
     })
     .expect("four devices of 64 GiB make a pool")
 }
@@ -37,7 +39,7 @@ fn stripe_map(criterion: &mut Criterion) {
     let map = StripeMap::new(&geometry());
     let mut group = criterion.benchmark_group("stripe map");
     for bytes in [4096, 1 << 20, 64 << 20_u64] {
-        let run = Run { segment: 3, block: 0, blocks: (bytes / BLOCK_BYTES) as u32 };
+        let run = Run::single(3, 0, (bytes / BLOCK_BYTES) as u32);
         let runs = vec![run];
         group.bench_with_input(
             BenchmarkId::from_parameter(ByteCount(bytes)),

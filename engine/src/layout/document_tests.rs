@@ -29,7 +29,7 @@ fn the_document_shows_every_structure_as_it_is() {
     let structures = [
         fields!(SuperblockOnMedia: magic, version, checksum, generation, features, pool, device,
             devices, device_bytes, stripe_unit, segment_bytes, data_offset, slot_bytes, segments,
-            shares, formatted_at, depth, reserved, share_table, tail),
+            shares, formatted_at, depth, copies, reserved, share_table, tail),
         fields!(ShareOnMedia: metadata_offset, metadata_bytes, first_segment, segments, reserved),
         fields!(UnfinishedOnMedia: magic, checksum, unused, pool, reserved),
         fields!(HolderOnMedia: magic, checksum, share, pool, process, command_bytes, since, command,
@@ -39,7 +39,7 @@ fn the_document_shows_every_structure_as_it_is() {
             reserved),
         fields!(EntryOnMedia: id, length, entry_bytes, runs, checksums, name_bytes, kind, class,
             number),
-        fields!(RunOnMedia: segment, block, blocks, reserved),
+        fields!(RunOnMedia: segment, block, blocks, mirrors),
         fields!(CheckpointOnMedia: magic, checksum, share, pool, epoch, payload_bytes, tensors,
             segments, reserved),
         fields!(RecordOnMedia: magic, checksum, payload_bytes, pool, epoch, sequence, share,
@@ -64,6 +64,7 @@ fn fixture_superblock() -> Superblock {
         stripe_unit: ByteCount::kib(256),
         segment_bytes: None,
         shares: 3,
+        copies: Copies::One,
     })
     .unwrap();
     Superblock {
@@ -76,6 +77,8 @@ fn fixture_superblock() -> Superblock {
         index_in_segments: false,
         seals: false,
         block_checksums: false,
+        has_copies: false,
+        copies: Copies::One,
     }
 }
 
@@ -85,10 +88,7 @@ fn fixture_tensors() -> Vec<TensorEntry> {
         name: Some("layer.0.weight".into()),
         length: 600_000,
         class: LifetimeClass::Persistent,
-        runs: Runs::from_slice(&[
-            Run { segment: 3, block: 500, blocks: 12 },
-            Run { segment: 5, block: 0, blocks: 135 },
-        ]),
+        runs: Runs::from_slice(&[Run::single(3, 500, 12), Run::single(5, 0, 135)]),
         checksums: Checksums::from_slice(&[1, 0x0102_0304, u32::MAX, 4]),
     };
     let empty = TensorEntry {
@@ -148,4 +148,20 @@ fn version_1_is_written_and_read_as_it_was_when_it_was_fixed() {
     let checked = BlockFormat::Checked;
     let fixture = check_fixture("change-checked", &checked.lay_out(record.encode()));
     assert_eq!(ChangeRecord::decode(&checked.take_out(fixture)), Ok(record));
+
+    // With the feature copies.
+    let segment_bytes = 2 * superblock.geometry.stripe_unit;
+    let segments = superblock.geometry.segments / 2;
+    let geometry = Geometry { segment_bytes, segments, ..superblock.geometry };
+    let superblock = Superblock { geometry, has_copies: true, copies: Copies::Two, ..superblock };
+    let fixture = check_fixture("superblock-copies", &superblock.encode());
+    assert_eq!(Superblock::decode(&fixture), Ok(superblock));
+    let mut mirrored = fixture_tensors().remove(0);
+    for run in &mut mirrored.runs {
+        *run = Run { blocks: 2 * run.blocks, copies: Copies::Two, ..*run };
+    }
+    let changes = vec![Change::Put(mirrored)];
+    let record = ChangeRecord { pool, share, epoch, sequence: 5, changes };
+    let fixture = check_fixture("change-copies", &plain.lay_out(record.encode()));
+    assert_eq!(ChangeRecord::decode(&fixture), Ok(record));
 }

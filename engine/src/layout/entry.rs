@@ -9,7 +9,7 @@ use super::endian::{U16, U32, U64, U128};
 use super::seal::{
     self, HeldVersion, KIND_DROP, KIND_HOLD, KIND_SEAL, Seal, decode_drop, decode_seal,
 };
-use super::tensor::{LifetimeClass, NAME_BYTES_MAX, Run, TensorId, TensorKey};
+use super::tensor::{Copies, LifetimeClass, NAME_BYTES_MAX, Run, TensorId, TensorKey};
 use super::{BLOCK_BYTES, blocks_for};
 
 const KIND_PUT: u8 = 1;
@@ -37,7 +37,8 @@ pub(super) struct RunOnMedia {
     pub(super) segment: U32,
     pub(super) block: U32,
     pub(super) blocks: U32,
-    pub(super) reserved: [u8; 4],
+    /// Number of copies besides the first.
+    pub(super) mirrors: U32,
 }
 
 const _: () = assert!(size_of::<EntryOnMedia>() == 48);
@@ -173,7 +174,7 @@ fn encode_tensor(kind: u8, number: u64, entry: &TensorEntry, out: &mut Vec<u8>) 
             segment: run.segment.into(),
             block: run.block.into(),
             blocks: run.blocks.into(),
-            reserved: [0; 4],
+            mirrors: (run.copies.count() - 1).into(),
         }));
     }
     for checksum in &entry.checksums {
@@ -260,14 +261,10 @@ fn decode_tensor(head: &EntryOnMedia, body: &[u8]) -> Result<TensorEntry, &'stat
     let runs: Runs = runs
         .chunks_exact(size_of::<RunOnMedia>())
         .map(bytemuck::pod_read_unaligned::<RunOnMedia>)
-        .map(|run| Run {
-            segment: run.segment.get(),
-            block: run.block.get(),
-            blocks: run.blocks.get(),
-        })
-        .collect();
+        .map(decode_run)
+        .collect::<Result<_, _>>()?;
     let length_bytes = head.length.get();
-    let blocks = runs.iter().fold(0, |sum, run| sum + u64::from(run.blocks));
+    let blocks = runs.iter().fold(0, |sum, run| sum + run.tensor_blocks());
     if length_bytes > u64::MAX - BLOCK_BYTES || blocks != blocks_for(length_bytes) {
         return Err("its runs do not hold its length");
     }
@@ -287,6 +284,18 @@ fn decode_tensor(head: &EntryOnMedia, body: &[u8]) -> Result<TensorEntry, &'stat
     })
 }
 
+fn decode_run(run: RunOnMedia) -> Result<Run, &'static str> {
+    let mirrors = run.mirrors.get();
+    let copies =
+        Copies::ALL.into_iter().find(|copies| copies.count().checked_sub(1) == Some(mirrors));
+    let copies = copies.ok_or("a run has more copies than two")?;
+    let (segment, block, blocks) = (run.segment.get(), run.block.get(), run.blocks.get());
+    if !block.is_multiple_of(copies.count()) || !blocks.is_multiple_of(copies.count()) {
+        return Err("a run has a part of its copies");
+    }
+    Ok(Run { segment, block, blocks, copies })
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -297,10 +306,7 @@ pub(crate) mod tests {
             name: (id % 2 == 1).then(|| format!("tensor {id}").into()),
             length: 3 * BLOCK_BYTES - 5,
             class: LifetimeClass::Persistent,
-            runs: Runs::from_slice(&[
-                Run { segment: 1, block: 2, blocks: 1 },
-                Run { segment: 9, block: 0, blocks: 2 },
-            ]),
+            runs: Runs::from_slice(&[Run::single(1, 2, 1), Run::single(9, 0, 2)]),
             checksums: Checksums::from_slice(&[7, 8, 9]),
         }
     }
@@ -332,6 +338,25 @@ pub(crate) mod tests {
         ];
         assert_eq!(decode_changes(&encoded(&changes)), Ok(changes));
         assert_eq!(decode_changes(&[]), Ok(vec![]));
+    }
+
+    #[test]
+    fn runs_with_two_copies_hold_half_of_their_blocks() {
+        let mut mirrored = entry(1);
+        for (run, block) in mirrored.runs.iter_mut().zip([4, 0]) {
+            *run = Run { block, blocks: 2 * run.blocks, copies: Copies::Two, ..*run };
+        }
+        let changes = vec![Change::Put(mirrored.clone())];
+        assert_eq!(decode_changes(&encoded(&changes)), Ok(changes));
+        for run in [Run { block: 3, ..mirrored.runs[0] }, Run { blocks: 3, ..mirrored.runs[0] }] {
+            let mut bad = mirrored.clone();
+            bad.runs[0] = run;
+            let error = decode_changes(&encoded(&[Change::Put(bad)])).unwrap_err();
+            assert_eq!(error.what, "a run has a part of its copies");
+        }
+        let mut bytes = encoded(&[Change::Put(mirrored)]);
+        bytes[size_of::<EntryOnMedia>() + 12] = 2;
+        assert_eq!(decode_changes(&bytes).unwrap_err().what, "a run has more copies than two");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::{BLOCK_BYTES, DEVICES_MAX, METADATA_OFFSET, SHARES_MAX};
+use super::{BLOCK_BYTES, Copies, DEVICES_MAX, METADATA_OFFSET, SHARES_MAX};
 use crate::units::ByteCount;
 
 /// The smallest and the largest stripe unit.
@@ -34,6 +34,8 @@ pub struct GeometryRequest {
     pub segment_bytes: Option<ByteCount>,
     /// Parts of the pool that one process each may own.
     pub shares: u32,
+    /// Number of copies that the pool must be able to hold.
+    pub copies: Copies,
 }
 
 /// The reason why a pool cannot be laid out as asked.
@@ -79,6 +81,18 @@ pub enum GeometryError {
         segment: ByteCount,
         /// Devices in the pool.
         devices: u32,
+    },
+    /// No place for second copies.
+    #[error(
+        "two copies need two devices or more, and segments of an even number of stripe units ({unit}), not {devices} device(s) and segments of {segment}"
+    )]
+    Copies {
+        /// Devices in the pool.
+        devices: u32,
+        /// The segment's slice of one device.
+        segment: ByteCount,
+        /// The stripe unit.
+        unit: ByteCount,
     },
     /// The percentage would leave nothing, or too little.
     #[error(
@@ -172,7 +186,7 @@ impl Geometry {
 
         let segment = request
             .segment_bytes
-            .map_or_else(|| default_segment(room / shares, unit.0), |segment| segment.0);
+            .map_or_else(|| default_segment(room / shares, request), |segment| segment.0);
         let segment_limit = 1_u64 << 40;
         if segment == 0 || !segment.is_multiple_of(unit.0) || segment > segment_limit {
             return Err(GeometryError::Segment { segment: ByteCount(segment), unit });
@@ -197,7 +211,24 @@ impl Geometry {
             slot_bytes,
         };
         geometry.check()?;
+        geometry.check_copies(request.copies)?;
         Ok(geometry)
+    }
+
+    /// Checks that the copies of a tensor have places on as many devices.
+    ///
+    /// # Errors
+    /// They have not.
+    pub fn check_copies(&self, copies: Copies) -> Result<(), GeometryError> {
+        let rows = self.segment_bytes / self.stripe_unit;
+        if self.devices >= copies.count() && rows.is_multiple_of(copies.count().into()) {
+            return Ok(());
+        }
+        Err(GeometryError::Copies {
+            devices: self.devices,
+            segment: ByteCount(self.segment_bytes),
+            unit: ByteCount(self.stripe_unit),
+        })
     }
 
     /// Removes segments: the last `percent` of every device is never written, which a drive that
@@ -313,10 +344,12 @@ impl Geometry {
     }
 }
 
-/// The largest power-of-two number of stripe units up to 4 MiB that leaves a share enough segments.
-fn default_segment(room: u64, unit: u64) -> u64 {
-    let mut segment = unit.max(SEGMENT_DEFAULT);
-    while segment > unit && room / segment < SEGMENTS_WANTED {
+/// The largest power-of-two number of stripe units up to 4 MiB that leaves a share enough segments;
+/// at least one for each copy.
+fn default_segment(room: u64, request: &GeometryRequest) -> u64 {
+    let least = request.stripe_unit.0 * u64::from(request.copies.count());
+    let mut segment = least.max(SEGMENT_DEFAULT);
+    while segment > least && room / segment < SEGMENTS_WANTED {
         segment /= 2;
     }
     segment
@@ -333,7 +366,27 @@ mod tests {
             stripe_unit: ByteCount::kib(32),
             segment_bytes: None,
             shares: 1,
+            copies: Copies::One,
         }
+    }
+
+    #[test]
+    fn two_copies_need_two_devices_and_segments_that_divide() {
+        let two = GeometryRequest { copies: Copies::Two, ..request() };
+        let unit = two.stripe_unit;
+        let planned = Geometry::plan(&two).unwrap();
+        assert!((planned.segment_bytes / unit.0).is_multiple_of(2));
+        // Where one stripe unit would be enough.
+        let small = GeometryRequest { device_bytes: ByteCount::mib(3), ..two };
+        assert_eq!(Geometry::plan(&small).unwrap().segment_bytes, 2 * unit.0);
+        let refused = |request: GeometryRequest| {
+            let error = Geometry::plan(&request).unwrap_err();
+            matches!(error, GeometryError::Copies { .. })
+        };
+        assert!(refused(GeometryRequest { devices: 1, ..two }));
+        let odd = Some(ByteCount(3 * unit.0));
+        assert!(refused(GeometryRequest { segment_bytes: odd, ..two }));
+        assert!(Geometry::plan(&GeometryRequest { segment_bytes: odd, ..request() }).is_ok());
     }
 
     #[test]
@@ -429,6 +482,7 @@ mod tests {
             stripe_unit: ByteCount::kib(256),
             segment_bytes: Some(ByteCount::gib(1 << 10)),
             shares: 1,
+            copies: Copies::One,
         });
         assert!(matches!(huge, Err(GeometryError::SegmentBlocks { .. })), "{huge:?}");
     }

@@ -46,7 +46,7 @@ pub use seal::{HeldVersion, Seal};
 pub use superblock::{
     FORMAT_VERSION, MAGIC, Superblock, SuperblockError, is_protective_mbr, protective_mbr,
 };
-pub use tensor::{LifetimeClass, NAME_BYTES_MAX, Run, TensorId, TensorKey};
+pub use tensor::{Copies, LifetimeClass, NAME_BYTES_MAX, Run, TensorId, TensorKey};
 pub use unfinished::{CALIBRATION_MARK, SECTOR_BYTES, UnfinishedFormat};
 
 /// The unit of everything on the media: one block. No extent starts or ends off a block boundary.

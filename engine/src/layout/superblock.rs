@@ -6,7 +6,7 @@ use thiserror::Error;
 use super::blocks::BlockFormat;
 use super::endian::{U32, U64, U128};
 use super::geometry::{Geometry, GeometryError};
-use super::{BLOCK_BYTES, SHARES_MAX, checksum_of, is_zero};
+use super::{BLOCK_BYTES, Copies, SHARES_MAX, checksum_of, is_zero};
 
 /// The first eight bytes of a superblock.
 pub const MAGIC: [u8; 8] = *b"TIDELOG\0";
@@ -27,11 +27,15 @@ const SEALS: u64 = 1 << 3;
 /// Blocks of checkpoints and change records have checksums of their own.
 const BLOCK_CHECKSUMS: u64 = 1 << 4;
 
+/// Tensors may have two copies.
+const COPIES: u64 = 1 << 5;
+
 /// Feature bits that a reader must know, by bit and name.
 const FEATURES: &[(u64, &str)] = &[
     (INDEX_IN_SEGMENTS, "index-in-segments"),
     (SEALS, "seals"),
     (BLOCK_CHECKSUMS, "block-checksums"),
+    (COPIES, "copies"),
 ];
 
 /// Names for features that later versions may set, so that a refusal says more than a number.
@@ -70,7 +74,8 @@ pub(super) struct SuperblockOnMedia {
     pub(super) shares: U32,
     pub(super) formatted_at: U64,
     pub(super) depth: U32,
-    pub(super) reserved: [u8; 140],
+    pub(super) copies: U32,
+    pub(super) reserved: [u8; 136],
     pub(super) share_table: [ShareOnMedia; SHARES_MAX as usize],
     pub(super) tail: [u8; 1792],
 }
@@ -103,6 +108,11 @@ pub struct Superblock {
     /// True if blocks of checkpoints and change records have checksums of their own (feature bit
     /// 4), from the pool's first on. Older software does not know them and refuses the pool.
     pub block_checksums: bool,
+    /// True if tensors may have two copies (feature bit 5). Older software does not know them and
+    /// refuses the pool.
+    pub has_copies: bool,
+    /// Number of copies of durable tensors whose put does not say.
+    pub copies: Copies,
 }
 
 /// The reason why a block is not a superblock that this version can use.
@@ -234,8 +244,11 @@ impl Superblock {
         let bit = |is_set: bool, bit: u64| if is_set { bit } else { 0 };
         let features = bit(self.index_in_segments, INDEX_IN_SEGMENTS)
             | bit(self.seals, SEALS)
-            | bit(self.block_checksums, BLOCK_CHECKSUMS);
+            | bit(self.block_checksums, BLOCK_CHECKSUMS)
+            | bit(self.has_copies, COPIES);
         block.features = features.into();
+        // One is zero, as where older software has reserved bytes.
+        block.copies = (self.copies.count() - 1).into();
         for (place, share) in block.share_table.iter_mut().zip(share_table(geometry)) {
             *place = share;
         }
@@ -287,6 +300,14 @@ impl Superblock {
         if !agrees {
             return Err(GeometryError::Contradiction("the share table does not fit").into());
         }
+        let has_copies = block.features.get() & COPIES != 0;
+        let copies = match block.copies.get() {
+            1 if has_copies => Copies::Two,
+            0 => Copies::One,
+            _ if !has_copies => Copies::One,
+            _ => return Err(GeometryError::Contradiction("more copies than two").into()),
+        };
+        geometry.check_copies(copies)?;
         Ok(Self {
             generation: block.generation.get(),
             pool: block.pool.get(),
@@ -297,6 +318,8 @@ impl Superblock {
             index_in_segments: block.features.get() & INDEX_IN_SEGMENTS != 0,
             seals: block.features.get() & SEALS != 0,
             block_checksums: block.features.get() & BLOCK_CHECKSUMS != 0,
+            has_copies,
+            copies,
         })
     }
 }
@@ -369,6 +392,7 @@ mod tests {
             stripe_unit: ByteCount::kib(32),
             segment_bytes: None,
             shares: 3,
+            copies: Copies::Two,
         })
         .unwrap();
         Superblock {
@@ -381,6 +405,8 @@ mod tests {
             index_in_segments: false,
             seals: false,
             block_checksums: false,
+            has_copies: false,
+            copies: Copies::One,
         }
     }
 
@@ -407,6 +433,20 @@ mod tests {
         let sealed = Superblock { seals: true, ..grown };
         assert_eq!(sealed.encode()[24..32], 12_u64.to_le_bytes());
         assert_eq!(Superblock::decode(&sealed.encode()), Ok(sealed));
+    }
+
+    #[test]
+    fn copies_are_a_feature_that_older_software_does_not_know() {
+        let able = Superblock { has_copies: true, ..superblock() };
+        assert_eq!(able.encode()[24..32], 32_u64.to_le_bytes());
+        assert_eq!(able.encode()[116..120], [0; 4]);
+        let two = Superblock { copies: Copies::Two, ..able };
+        assert_eq!(two.encode()[116..120], 1_u32.to_le_bytes());
+        assert_eq!(Superblock::decode(&two.encode()), Ok(two));
+        let reserved = resealed(|block| block.copies = 1.into());
+        assert_eq!(Superblock::decode(&reserved), Ok(superblock()), "no feature, no copies");
+        let bad = resealed(|block| (block.features, block.copies) = (COPIES.into(), 2.into()));
+        assert!(matches!(Superblock::decode(&bad), Err(SuperblockError::Geometry(_))));
     }
 
     #[test]

@@ -102,24 +102,65 @@ impl LifetimeClass {
     }
 }
 
+/// Number of copies of a tensor's bytes, each on a device of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Copies {
+    /// One: what is lost on a device is lost.
+    #[default]
+    One = 1,
+    /// Two, on two devices.
+    Two = 2,
+}
+
+impl Copies {
+    /// Every number, in order.
+    pub const ALL: [Self; 2] = [Self::One, Self::Two];
+
+    /// The number as a number.
+    pub const fn count(self) -> u32 {
+        self as u32
+    }
+}
+
+/// Writes the digit.
+impl fmt::Display for Copies {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.count().fmt(out)
+    }
+}
+
 /// A run of blocks inside one segment of the log, which lies striped over all devices.
 ///
 /// Blocks count through the segment's stripe units in order: unit 0 is on the first device, unit 1
-/// on the second, and so on around.
+/// on the second, and so on around. Where a segment has two copies of everything, two blocks of it
+/// are one block of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Run {
     /// The segment, counted over the whole pool.
     pub segment: u32,
-    /// The first block within the segment.
+    /// The first block within the segment; a multiple of the copies.
     pub block: u32,
-    /// Number of blocks.
+    /// Number of blocks, those of all copies; a multiple of the copies.
     pub blocks: u32,
+    /// Number of copies, the same of all runs in a segment.
+    pub copies: Copies,
 }
 
 impl Run {
+    /// A run without a second copy.
+    pub const fn single(segment: u32, block: u32, blocks: u32) -> Self {
+        Self { segment, block, blocks, copies: Copies::One }
+    }
+
     /// One past the last block within the segment.
     pub const fn end(&self) -> u64 {
         self.block as u64 + self.blocks as u64
+    }
+
+    /// Returns the number of blocks of a tensor that lie in the run.
+    pub const fn tensor_blocks(&self) -> u64 {
+        (self.blocks / self.copies.count()) as u64
     }
 }
 

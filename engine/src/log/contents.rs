@@ -357,6 +357,11 @@ impl Contents {
         self.current.iter().filter(|version| version.durability == Durability::Durable)
     }
 
+    /// Returns whether anything that the index on the media has, or will have, lies in two copies.
+    pub fn has_mirrors(&self) -> bool {
+        self.space.has_mirrors()
+    }
+
     /// Ids of everything that can be read, in no order.
     pub fn ids(&self) -> impl Iterator<Item = TensorId> {
         self.current.iter().map(|version| version.entry.id)

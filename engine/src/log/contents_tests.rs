@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::layout::Change;
-use crate::layout::{BLOCK_BYTES, Geometry, LifetimeClass, ShareArea, SlotArea};
+use crate::layout::{BLOCK_BYTES, Copies, Geometry, LifetimeClass, ShareArea, SlotArea};
 use crate::log::change_log::LogPlace;
 use crate::log::space::{Lane, Wanted};
 use crate::log::stripe::StripeMap;
@@ -36,7 +36,7 @@ fn stripes() -> StripeMap {
 }
 
 fn request(id: TensorId, durability: Durability, blocks: u64) -> PutRequest {
-    let lane = Lane { durability, class: LifetimeClass::Step };
+    let lane = Lane { durability, class: LifetimeClass::Step, copies: Copies::One };
     PutRequest { id, name: None, length: blocks * BLOCK_BYTES, lane }
 }
 

@@ -95,6 +95,10 @@ fn checked_runs(place: &LogPlace, index: &RecoveredIndex) -> Result<Vec<(Run, Te
         if before.segment == after.segment && before.end() > u64::from(after.block) {
             return Err(format!("{one} and {other} overlap in segment {}", after.segment));
         }
+        if before.segment == after.segment && before.copies != after.copies {
+            let segment = after.segment;
+            return Err(format!("{one} and {other} in segment {segment} differ in their copies"));
+        }
     }
     Ok(runs)
 }
@@ -102,8 +106,7 @@ fn checked_runs(place: &LogPlace, index: &RecoveredIndex) -> Result<Vec<(Run, Te
 /// Checks that an entry lies inside of its share and has a checksum for each piece.
 fn check_entry(place: &LogPlace, entry: &TensorEntry) -> Result<(), String> {
     let (segments, stripes) = (place.segments(), &place.stripes);
-    let is_outside =
-        |run: &&Run| !segments.contains(&run.segment) || run.end() > stripes.segment_blocks();
+    let is_outside = |run: &&Run| !segments.contains(&run.segment) || !stripes.has(run);
     if let Some(run) = entry.runs.iter().find(is_outside) {
         return Err(format!("{} has {run:?} outside of share {}", entry.id, place.share));
     }

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 use crate::layout::{
-    BLOCK_BYTES, ChangeRecord, Checksums, Geometry, GeometryRequest, HeldVersion, LifetimeClass,
-    RECORD_HEADER_BYTES, Run, Runs, Seal, ShareArea, TensorEntry, TensorId,
+    BLOCK_BYTES, ChangeRecord, Checksums, Copies, Geometry, GeometryRequest, HeldVersion,
+    LifetimeClass, RECORD_HEADER_BYTES, Run, Runs, Seal, ShareArea, TensorEntry, TensorId,
 };
 use crate::log::change_log::AppendError;
 use crate::log::random::seeds;
@@ -129,6 +129,7 @@ impl Share {
             stripe_unit: ByteCount::kib(32),
             segment_bytes: None,
             shares: 1,
+            copies: Copies::One,
         })
         .unwrap();
         let mut area: ShareArea = geometry.share(0).unwrap();
@@ -179,7 +180,7 @@ fn put(id: u128, block: u32) -> Change {
         name: None,
         length: 100 + id as u64,
         class: LifetimeClass::Step,
-        runs: Runs::from_slice(&[Run { segment: 0, block, blocks: 1 }]),
+        runs: Runs::from_slice(&[Run::single(0, block, 1)]),
         checksums: Checksums::from_slice(&[block]),
     })
 }

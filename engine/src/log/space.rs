@@ -2,8 +2,9 @@
 //!
 //! Space is append only. A lane fills its open segment from front to back and takes another; what
 //! lies in a segment only ever turns from reserved to live to dead, and when nothing in it is
-//! reserved or live any more, the whole segment is free again. Scratch and durable lanes never
-//! touch the same segment.
+//! reserved or live any more, the whole segment is free again. Lanes that differ in durability or
+//! copies never touch the same segment. Blocks are those of the devices: a tensor with two copies
+//! takes twice as many as it has.
 //!
 //! A segment that stays mixed comes back by reclamation, which copies its live blocks forward. Some
 //! free segments are its alone: copying never needs space that is not there.
@@ -20,7 +21,7 @@ pub use victim::{Victim, Wanted};
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::layout::{BLOCK_BYTES, LifetimeClass, Run, Runs, ShareArea};
+use crate::layout::{BLOCK_BYTES, Copies, LifetimeClass, Run, Runs, ShareArea};
 use crate::units::ByteCount;
 use lane::CLASSES;
 
@@ -53,7 +54,8 @@ pub struct SpaceUse {
 /// No space for an allocation; nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full {
-    /// Requested size, rounded up to blocks; or the segments by which the index would have to grow.
+    /// Requested size in all copies, rounded up to blocks; or the segments by which the index would
+    /// have to grow.
     pub needed: ByteCount,
     /// Size that this lane could have had: `free` less what is left of other durability's open
     /// segments, and less what is kept for reclamation. For the index, the whole segments of that
@@ -199,7 +201,7 @@ impl Space {
     ) -> Result<(), Full> {
         let one = Lane { class: LifetimeClass::Step, ..hinted };
         let lane = if self.lifetime_lanes { hinted } else { one };
-        let needed = bytes.div_ceil(BLOCK_BYTES);
+        let needed = bytes.div_ceil(BLOCK_BYTES) * u64::from(lane.copies.count());
         let available = self.available(lane, reach);
         if needed > available {
             return Err(Full {
@@ -313,7 +315,8 @@ impl Space {
         let (first, limit) = (self.first_segment, self.segment_blocks);
         let segment = &mut self.segments[index as usize];
         if blocks > 0 {
-            runs.push(Run { segment: first + index, block: segment.filled, blocks });
+            let (block, copies) = (segment.filled, lane.copies);
+            runs.push(Run { segment: first + index, block, blocks, copies });
             segment.filled += blocks;
             segment.reserved += blocks;
             self.reserved += u64::from(blocks);
@@ -326,6 +329,14 @@ impl Space {
             self.filled_last[lane.index()] = Some(index);
         }
         missing - u64::from(blocks)
+    }
+
+    /// Returns whether any segment has two copies of what lies in it.
+    pub fn has_mirrors(&self) -> bool {
+        self.segments.iter().any(|segment| match segment.state {
+            State::Open(lane) | State::Sealed(lane) => lane.copies == Copies::Two,
+            State::Free | State::Discarding | State::Index => false,
+        })
     }
 
     /// The bytes of one segment, over all devices.

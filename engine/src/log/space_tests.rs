@@ -14,7 +14,7 @@ fn space(segments: u32) -> Space {
 }
 
 fn scratch(class: LifetimeClass) -> Lane {
-    Lane { durability: Durability::Scratch, class }
+    Lane { durability: Durability::Scratch, class, copies: Copies::One }
 }
 
 fn allocate_within(
@@ -39,19 +39,48 @@ fn allocate_survivor(space: &mut Space, lane: Lane, bytes: u64) -> Result<Runs, 
     allocate_within(space, lane, bytes, AllocationReach::Reserve)
 }
 
-const STEP: Lane = Lane { durability: Durability::Scratch, class: LifetimeClass::Step };
-const DURABLE: Lane = Lane { durability: Durability::Durable, class: LifetimeClass::Step };
+const STEP: Lane =
+    Lane { durability: Durability::Scratch, class: LifetimeClass::Step, copies: Copies::One };
+const DURABLE: Lane = Lane { durability: Durability::Durable, ..STEP };
+const MIRRORED: Lane = Lane { copies: Copies::Two, ..DURABLE };
+
+#[test]
+fn tensors_with_two_copies_take_twice_their_blocks_in_segments_of_their_own() {
+    let mut space = space(4);
+    let single = allocate(&mut space, DURABLE, 1).unwrap();
+    let two = allocate(&mut space, MIRRORED, 5 * BLOCK_BYTES).unwrap();
+    let copies = Copies::Two;
+    let expected = [
+        Run { segment: 4, block: 0, blocks: 8, copies },
+        Run { segment: 5, block: 0, blocks: 2, copies },
+    ];
+    assert_eq!(two[..], expected);
+    let (reserved, held) = (space.space_use().reserved.0, Durability::Durable);
+    assert_eq!(reserved, 11 * BLOCK_BYTES);
+    // Of what is left a lane has its own segment's rest and what is free.
+    let full = allocate(&mut space, MIRRORED, 8 * BLOCK_BYTES).unwrap_err();
+    assert_eq!((full.needed.0, full.available.0), (16 * BLOCK_BYTES, 14 * BLOCK_BYTES));
+    let reserved = single.iter().chain(&two).map(|run| (run, held));
+    space.audit(std::iter::empty(), reserved, std::iter::empty()).unwrap();
+    // Recovery sees which kind a segment is of.
+    let mut space = self::space(4);
+    space.adopt(&two, LifetimeClass::Step);
+    space.adopt(&single, LifetimeClass::Step);
+    space.resume();
+    assert!(space.has_mirrors());
+    let more = allocate(&mut space, MIRRORED, BLOCK_BYTES).unwrap();
+    assert_eq!(more[..], [Run { segment: 5, block: 2, blocks: 2, copies }]);
+    let more = allocate(&mut space, DURABLE, BLOCK_BYTES).unwrap();
+    assert_eq!(more[..], [Run::single(3, 1, 1)]);
+}
 
 #[test]
 fn small_tensors_share_a_segment_and_large_ones_span_several() {
     let mut space = space(4);
     let small = allocate(&mut space, STEP, 1).unwrap();
-    assert_eq!(small[..], [Run { segment: 3, block: 0, blocks: 1 }]);
+    assert_eq!(small[..], [Run::single(3, 0, 1)]);
     let large = allocate(&mut space, STEP, 10 * BLOCK_BYTES).unwrap();
-    assert_eq!(
-        large[..],
-        [Run { segment: 3, block: 1, blocks: 7 }, Run { segment: 4, block: 0, blocks: 3 }]
-    );
+    assert_eq!(large[..], [Run::single(3, 1, 7), Run::single(4, 0, 3)]);
     assert_eq!(allocate(&mut space, STEP, 0), Ok(Runs::new()));
 }
 
@@ -109,7 +138,7 @@ fn a_put_that_fails_over_and_over_costs_no_space() {
         space.abandon(&two);
         assert_eq!(space.space_use().free.0, 15 * BLOCK_BYTES, "{blocks} blocks");
         let runs = allocate(&mut space, STEP, BLOCK_BYTES).unwrap();
-        assert_eq!(runs[..], [Run { segment: 3, block: 1, blocks: 1 }], "{blocks} blocks");
+        assert_eq!(runs[..], [Run::single(3, 1, 1)], "{blocks} blocks");
         space.abandon(&runs);
     }
 }
@@ -117,12 +146,12 @@ fn a_put_that_fails_over_and_over_costs_no_space() {
 #[test]
 fn recovery_goes_on_where_the_roomiest_segment_of_the_class_ends() {
     let mut space = space(4);
-    space.adopt(&[Run { segment: 4, block: 2, blocks: 2 }], LifetimeClass::Step);
-    space.adopt(&[Run { segment: 5, block: 0, blocks: 6 }], LifetimeClass::Step);
+    space.adopt(&[Run::single(4, 2, 2)], LifetimeClass::Step);
+    space.adopt(&[Run::single(5, 0, 6)], LifetimeClass::Step);
     space.resume();
     assert_eq!(space.space_use().dead.0, (2 + 2) * BLOCK_BYTES);
     let runs = allocate(&mut space, DURABLE, BLOCK_BYTES).unwrap();
-    assert_eq!(runs[..], [Run { segment: 4, block: 4, blocks: 1 }]);
+    assert_eq!(runs[..], [Run::single(4, 4, 1)]);
     let runs = allocate(&mut space, STEP, BLOCK_BYTES).unwrap();
     assert!([3, 6].contains(&runs[0].segment), "scratch takes a free segment: {runs:?}");
 }
@@ -130,8 +159,10 @@ fn recovery_goes_on_where_the_roomiest_segment_of_the_class_ends() {
 /// A sealed segment of which `live` blocks are alive; returns the segment.
 fn sealed(space: &mut Space, lane: Lane, live: u32) -> u32 {
     let runs = allocate_apart(space, lane, SEGMENT_BLOCKS * BLOCK_BYTES).unwrap();
-    let [Run { segment, block: 0, blocks }] = runs[..] else { panic!("not one segment: {runs:?}") };
-    let part = |block, blocks| Run { segment, block, blocks };
+    let [Run { segment, block: 0, blocks, .. }] = runs[..] else {
+        panic!("not one segment: {runs:?}")
+    };
+    let part = |block, blocks| Run::single(segment, block, blocks);
     space.install(&[part(0, live), part(live, blocks - live)]);
     space.remove(&[part(live, blocks - live)]);
     segment
@@ -236,9 +267,12 @@ fn no_random_program_breaks_the_accounting() {
                         if random.chance(3) { Durability::Durable } else { Durability::Scratch };
                     let class = LifetimeClass::ALL[random.below(3) as usize];
                     let bytes = random.below(24 * BLOCK_BYTES);
-                    if let Ok(runs) = allocate(&mut space, Lane { durability, class }, bytes) {
+                    let copies = random.pick(&Copies::ALL);
+                    let lane = Lane { durability, class, copies };
+                    if let Ok(runs) = allocate(&mut space, lane, bytes) {
                         let blocks: u64 = runs.iter().map(|run| u64::from(run.blocks)).sum();
-                        assert_eq!(blocks, bytes.div_ceil(BLOCK_BYTES));
+                        let tensor = bytes.div_ceil(BLOCK_BYTES);
+                        assert_eq!(blocks, tensor * u64::from(copies.count()));
                         held.push((runs, durability, Phase::Reserved));
                     }
                 }

@@ -1,6 +1,8 @@
 //! The stripe map: from runs of blocks in the log to bytes on devices.
 
-use crate::layout::{BLOCK_BYTES, Geometry, Run};
+use std::ops::Range;
+
+use crate::layout::{BLOCK_BYTES, Copies, Geometry, Run};
 use crate::units::{DeviceIndex, DeviceSet};
 
 /// One piece of a tensor: contiguous on one device, within one stripe unit.
@@ -10,6 +12,8 @@ pub struct Placement {
     pub device: u8,
     /// Offset of the piece on the device.
     pub device_offset: u64,
+    /// Device and offset of its second copy, if it has one.
+    pub mirror: Option<(u8, u64)>,
     /// Offset of the piece in the tensor.
     pub tensor_offset: u64,
     /// The piece's bytes that belong to the tensor; the rest of its last block is padding.
@@ -48,23 +52,25 @@ impl StripeMap {
         let map = *self;
         let mut tensor_offset = 0;
         let parts = runs.iter().flat_map(move |run| map.parts(*run));
-        parts.map(move |(device, device_offset, bytes)| {
+        parts.map(move |(copies, (device, device_offset), bytes)| {
             let bytes = bytes.min(length - tensor_offset);
             let length = bytes as u32;
-            let placement = Placement { device, device_offset, tensor_offset, length };
+            let mirror = (copies == Copies::Two).then(|| map.mirror(device, device_offset));
+            let placement = Placement { device, device_offset, mirror, tensor_offset, length };
             tensor_offset += bytes;
             placement
         })
     }
 
-    /// The parts into which stripe unit borders cut a run: device, byte there, and how many bytes.
-    fn parts(self, run: Run) -> impl Iterator<Item = (u8, u64, u64)> {
-        let mut block = u64::from(run.block);
+    /// The parts into which stripe unit borders cut a run: its copies, place of the first of them,
+    /// and how many bytes.
+    fn parts(self, run: Run) -> impl Iterator<Item = (Copies, (u8, u64), u64)> {
+        let Range { start: mut block, end } = tensor_blocks(run);
         std::iter::from_fn(move || {
             let start = block;
-            block = ((start / self.unit_blocks + 1) * self.unit_blocks).min(run.end());
-            let (device, offset) = self.locate(run.segment, start);
-            (start < run.end()).then_some((device, offset, (block - start) * BLOCK_BYTES))
+            block = ((start / self.unit_blocks + 1) * self.unit_blocks).min(end);
+            let place = self.locate(run.segment, start, run.copies);
+            (start < end).then_some((run.copies, place, (block - start) * BLOCK_BYTES))
         })
     }
 
@@ -74,19 +80,29 @@ impl StripeMap {
             if run.blocks == 0 {
                 return 0;
             }
-            (run.end() - 1) / self.unit_blocks - u64::from(run.block) / self.unit_blocks + 1
+            let Range { start, end } = tensor_blocks(*run);
+            (end - 1) / self.unit_blocks - start / self.unit_blocks + 1
         };
         runs.iter().map(units).sum::<u64>() as usize
     }
 
-    /// The devices that the runs touch.
+    /// The devices that the runs touch, in all copies.
     pub fn devices_of(&self, runs: &[Run]) -> DeviceSet {
         let units = runs.iter().filter(|run| run.blocks > 0).flat_map(|run| {
-            let first = u64::from(run.block) / self.unit_blocks;
-            let last = (run.end() - 1) / self.unit_blocks;
+            let Range { start, end } = tensor_blocks(*run);
+            // The second copy of a unit is where the first of the next one is.
+            let further = u64::from(run.copies.count() - 1);
+            let (first, last) = (start / self.unit_blocks, (end - 1) / self.unit_blocks + further);
             (first..=last).take(self.devices as usize)
         });
         units.map(|unit| DeviceIndex((unit % self.devices) as u8)).collect()
+    }
+
+    /// Returns whether a run lies within its segment, and all of its copies have places there.
+    pub fn has(&self, run: &Run) -> bool {
+        let (copies, rows) =
+            (run.copies.count().into(), self.segment_bytes / BLOCK_BYTES / self.unit_blocks);
+        run.end() <= self.segment_blocks() && self.devices >= copies && rows.is_multiple_of(copies)
     }
 
     /// Blocks of one segment, counted over all devices.
@@ -121,15 +137,29 @@ impl StripeMap {
         (self.data_offset + u64::from(segment) * self.segment_bytes, self.segment_bytes)
     }
 
-    /// Device and byte of a block of a segment.
-    fn locate(&self, segment: u32, block: u64) -> (u8, u64) {
+    /// Device and byte of the first copy of a block of tensors, in a segment with these copies.
+    fn locate(&self, segment: u32, block: u64, copies: Copies) -> (u8, u64) {
         let unit = block / self.unit_blocks;
-        let row = unit / self.devices;
+        // The rows between are those of further copies.
+        let row = unit / self.devices * u64::from(copies.count());
         let within = row * self.unit_blocks + block % self.unit_blocks;
         let offset =
             self.data_offset + u64::from(segment) * self.segment_bytes + within * BLOCK_BYTES;
         ((unit % self.devices) as u8, offset)
     }
+
+    /// Device and byte of the second copy of what lies there: on the next device, in the next row.
+    /// So what one device has lost is spread over its two neighbours.
+    fn mirror(&self, device: u8, offset: u64) -> (u8, u64) {
+        let next = (u64::from(device) + 1) % self.devices;
+        (next as u8, offset + self.unit_blocks * BLOCK_BYTES)
+    }
+}
+
+/// The blocks of tensors that a run holds, counted through its segment.
+fn tensor_blocks(run: Run) -> Range<u64> {
+    let start = u64::from(run.block / run.copies.count());
+    start..start + run.tensor_blocks()
 }
 
 #[cfg(test)]
@@ -147,6 +177,7 @@ mod tests {
             stripe_unit: ByteCount::kib(32),
             segment_bytes: Some(ByteCount::kib(64)),
             shares: 1,
+            copies: Copies::One,
         })
         .unwrap()
     }
@@ -158,23 +189,70 @@ mod tests {
             let map = StripeMap::new(&geometry);
             let mut places = HashSet::new();
             for segment in 0..geometry.segments {
-                for block in 0..geometry.segment_blocks() {
-                    let (device, offset) = map.locate(segment, block);
-                    assert!(usize::from(device) < devices);
-                    assert!(offset >= geometry.data_offset);
-                    assert!(offset + BLOCK_BYTES <= geometry.second_superblock_offset());
-                    assert!(places.insert((device, offset)), "two blocks at {offset} of {device}");
+                // Segments of both kinds lie between each other.
+                let copies = Copies::ALL[usize::from(devices > 1 && segment % 2 == 1)];
+                let blocks = geometry.segment_blocks() / u64::from(copies.count());
+                for block in 0..blocks {
+                    let first = map.locate(segment, block, copies);
+                    let mirror = (copies == Copies::Two).then(|| map.mirror(first.0, first.1));
+                    assert_ne!(
+                        mirror.map(|place| place.0),
+                        Some(first.0),
+                        "two copies on one device"
+                    );
+                    for (device, offset) in std::iter::once(first).chain(mirror) {
+                        assert!(usize::from(device) < devices);
+                        assert!(map.slice(segment).0 <= offset);
+                        assert!(
+                            offset + BLOCK_BYTES <= map.slice(segment).0 + map.slice(segment).1
+                        );
+                        assert!(offset + BLOCK_BYTES <= geometry.second_superblock_offset());
+                        assert!(
+                            places.insert((device, offset)),
+                            "two blocks at {offset} of {device}"
+                        );
+                    }
                 }
             }
+            let used = u64::from(geometry.segments) * geometry.segment_blocks();
+            assert_eq!(places.len() as u64, used, "every block is one of a copy");
         }
+    }
+
+    #[test]
+    fn second_copies_lie_on_the_next_device_and_their_pieces_are_the_tensors() {
+        let map = StripeMap::new(&geometry(3));
+        // Two blocks before the end of the first unit, 3 units, into another segment.
+        let single = [Run::single(0, 6, 18), Run::single(4, 0, 3)];
+        let two = single.map(|run| Run {
+            block: 2 * run.block,
+            blocks: 2 * run.blocks,
+            copies: Copies::Two,
+            ..run
+        });
+        let length = 21 * BLOCK_BYTES - 100;
+        let pieces: Vec<Placement> = map.placements(&two, length).collect();
+        assert_eq!(pieces.len(), map.count(&two));
+        for (piece, like) in pieces.iter().zip(map.placements(&single, length)) {
+            assert_eq!((piece.device, piece.length), (like.device, like.length));
+            assert_eq!(piece.tensor_offset, like.tensor_offset);
+            let (device, offset) = piece.mirror.unwrap();
+            assert_eq!(device, (piece.device + 1) % 3);
+            assert_eq!(offset, piece.device_offset + 8 * BLOCK_BYTES);
+            assert_eq!(like.mirror, None);
+        }
+        assert!(two.iter().all(|run| map.has(run)));
+        assert!(
+            !map.has(&Run { block: 48 - 34, ..two[0] }) && map.has(&Run { block: 12, ..two[0] })
+        );
+        assert!(!StripeMap::new(&geometry(1)).has(&Run { blocks: 2, ..two[1] }));
     }
 
     #[test]
     fn pieces_cover_the_tensor_and_go_around_the_devices() {
         let map = StripeMap::new(&geometry(3));
         // Two blocks before the end of the first unit, 3 units, into another segment.
-        let runs =
-            [Run { segment: 0, block: 6, blocks: 18 }, Run { segment: 4, block: 0, blocks: 3 }];
+        let runs = [Run::single(0, 6, 18), Run::single(4, 0, 3)];
         let length = 21 * BLOCK_BYTES - 100;
         let pieces: Vec<Placement> = map.placements(&runs, length).collect();
         assert_eq!(pieces.len(), map.count(&runs));
@@ -194,11 +272,23 @@ mod tests {
         for devices in [1, 2, 3, 5] {
             let map = StripeMap::new(&geometry(devices));
             for (block, blocks) in [(0, 1), (7, 1), (7, 2), (3, 20), (9, 40), (60, 1)] {
-                let runs =
-                    [Run { segment: 1, block, blocks }, Run { segment: 2, block: 15, blocks: 1 }];
-                let pieces = map.placements(&runs, (u64::from(blocks) + 1) * BLOCK_BYTES);
-                let expected: DeviceSet = pieces.map(|piece| DeviceIndex(piece.device)).collect();
-                assert_eq!(map.devices_of(&runs), expected, "{runs:?} on {devices}");
+                let single = [Run::single(1, block, blocks), Run::single(2, 15, 1)];
+                let two = single.map(|run| Run {
+                    block: 2 * (run.block / 2),
+                    blocks: 2 * run.blocks,
+                    copies: Copies::Two,
+                    ..run
+                });
+                for runs in [single, two].iter().take(devices.min(2)) {
+                    let pieces = map.placements(runs, (u64::from(blocks) + 1) * BLOCK_BYTES);
+                    let expected: DeviceSet = pieces
+                        .flat_map(|piece| {
+                            let mirror = piece.mirror.map(|(device, _)| device);
+                            std::iter::once(piece.device).chain(mirror).map(DeviceIndex)
+                        })
+                        .collect();
+                    assert_eq!(map.devices_of(runs), expected, "{runs:?} on {devices}");
+                }
             }
         }
     }

@@ -6,7 +6,7 @@ use super::Pool;
 use super::commit::{Commit, SealChange, StagedPut, Work, WrittenPut, told};
 use super::error::{CommitError, DeleteError, PutError, SealError};
 use super::options::PutOptions;
-use crate::layout::{NAME_BYTES_MAX, TensorId, TensorKey};
+use crate::layout::{Copies, NAME_BYTES_MAX, TensorId, TensorKey};
 use crate::log::{Durability, Lane, OwnChange, PutRequest};
 use crate::memory::Source;
 use crate::schedule::Ticket;
@@ -24,6 +24,8 @@ pub struct Batch {
     seals: Vec<SealChange>,
     /// Puts that were sealed before another change of their tensor came.
     replaced: Vec<StagedPut>,
+    /// Number of copies of what is put, where the put does not say.
+    copies: Copies,
 }
 
 /// A change of a batch.
@@ -34,14 +36,22 @@ enum Staged {
 
 impl Batch {
     pub(super) fn new(pool: Pool) -> Self {
+        let copies = pool.0.copies;
         Self {
             pool,
+            copies,
             changes: BTreeMap::new(),
             of: HashMap::new(),
             next: 0,
             seals: Vec::new(),
             replaced: Vec::new(),
         }
+    }
+
+    /// Sets the number of copies of what is put from now on, unless the put says how many.
+    #[must_use]
+    pub fn with_copies(self, copies: Copies) -> Self {
+        Self { copies, ..self }
     }
 
     /// Writes a durable tensor of `source.len()` bytes, to appear with the commit. The ticket tells
@@ -58,7 +68,8 @@ impl Batch {
         if let Some(name) = name.as_ref().filter(|name| name.len() > NAME_BYTES_MAX) {
             return Err(PutError::NameTooLong(name.len()));
         }
-        let lane = Lane { durability: Durability::Durable, class: options.lifetime };
+        let copies = options.copies.unwrap_or(self.copies);
+        let lane = Lane { durability: Durability::Durable, class: options.lifetime, copies };
         let request = PutRequest { id, name, length: source.len() as u64, lane };
         let (tell, written) = told(&self.pool.0.commits);
         let (ticket, put) =

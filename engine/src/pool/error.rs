@@ -270,6 +270,12 @@ pub enum PutError {
     /// The name is longer than the log stores.
     #[error("a name of {0} bytes is too long; {NAME_BYTES_MAX} are stored")]
     NameTooLong(usize),
+    /// The pool has no place for second copies.
+    #[error("it cannot have two copies in this pool: {0}")]
+    Copies(GeometryError),
+    /// The superblocks could not be made to say that there are second copies.
+    #[error("the superblocks cannot say that tensors have two copies: {0}")]
+    Announce(String),
     /// The engine takes nothing.
     #[error(transparent)]
     Submit(#[from] SubmitError),

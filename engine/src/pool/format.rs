@@ -15,7 +15,7 @@ use super::members::{Member, MemberAccess, Members, MembersReactor};
 use super::options::{FormatOptions, PoolDescription};
 use super::superblock_copies::known_geometries;
 use crate::layout::{
-    BLOCK_BYTES, DEVICES_MAX, Geometry, GeometryRequest, SUPERBLOCK_OFFSET, Superblock,
+    BLOCK_BYTES, Copies, DEVICES_MAX, Geometry, GeometryRequest, SUPERBLOCK_OFFSET, Superblock,
     SuperblockError, UnfinishedFormat, protective_mbr,
 };
 use crate::log::{ChangeLog, LogMedia, LogPlace};
@@ -166,6 +166,7 @@ fn plan(sizes: &[ByteCount], options: &FormatOptions) -> Result<Geometry, Format
         stripe_unit: options.stripe_unit,
         segment_bytes: options.segment_size,
         shares: options.share_count,
+        copies: options.copies,
     })?;
     Ok(geometry.leaving_unused(options.over_provision_percent)?)
 }
@@ -337,6 +338,8 @@ fn write(
         index_in_segments: true,
         block_checksums: true,
         seals: false,
+        has_copies: options.copies != Copies::One,
+        copies: options.copies,
     };
     through_reactor(&|media| write_structures(media, members, &superblock))?;
     let segments = u64::from(geometry.segments) * geometry.segment_blocks();
@@ -345,6 +348,7 @@ fn write(
         geometry,
         devices: members.names(),
         capacity: ByteCount(segments * BLOCK_BYTES),
+        copies: options.copies,
     })
 }
 

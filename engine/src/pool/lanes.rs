@@ -3,16 +3,19 @@
 //! What lies in a lane's segments dies together, which is what a device wants to know: it then
 //! frees reclaim units whole and moves nothing by itself. Metadata names no handle, so devices put
 //! it where handle 0 writes; lanes have handles of their own behind that one, if there are enough.
-//! With fewer handles than lanes, lanes are one for each durability: two lanes never share a
-//! handle.
+//! With fewer handles than that, lanes are one for each durability. Lanes that differ in copies
+//! alone share a handle: a pool has tensors of one kind, or is on its way to.
 
 use super::options::{LaneStats, Lanes, WrittenBytes};
-use crate::layout::LifetimeClass;
-use crate::log::{Durability, LANES, Lane};
+use crate::layout::{Copies, LifetimeClass};
+use crate::log::{Durability, Lane};
 use crate::path::{Capabilities, PlacementHandle};
 
 /// Lanes that differ in durability alone.
 const DURABILITIES: u16 = 2;
+
+/// Lanes that differ in durability or lifetime.
+const LIFETIMES: u16 = DURABILITIES * LifetimeClass::ALL.len() as u16;
 
 /// Assignment of placement handles to lanes.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +31,7 @@ impl Handles {
     pub(super) fn of(capabilities: &Capabilities, lanes: Lanes) -> Self {
         let fewest = capabilities.devices.iter().map(|it| it.placement_handles).min();
         let handles = fewest.filter(|&handles| handles >= DURABILITIES).unwrap_or(0);
-        let enough = handles == 0 || usize::from(handles) >= LANES;
+        let enough = handles == 0 || handles >= LIFETIMES;
         Self { handles, by_lifetime: enough && lanes == Lanes::ByLifetime }
     }
 
@@ -40,7 +43,7 @@ impl Handles {
     /// The handle by which a lane writes.
     pub(super) fn of_lane(self, lane: Lane) -> Option<PlacementHandle> {
         let (place, lanes) = match (self.by_lifetime, lane.durability) {
-            (true, _) => (lane.index() as u16, LANES as u16),
+            (true, _) => (Lane { copies: Copies::One, ..lane }.index() as u16, LIFETIMES),
             (false, Durability::Scratch) => (0, DURABILITIES),
             (false, Durability::Durable) => (1, DURABILITIES),
         };
@@ -54,7 +57,7 @@ impl Handles {
             [(Durability::Scratch, &written.scratch), (Durability::Durable, &written.durable)];
         let rows = durabilities.into_iter().flat_map(|(durability, written)| {
             LifetimeClass::ALL.into_iter().zip(written).map(move |(class, &written)| {
-                let lane = Lane { durability, class };
+                let lane = Lane { durability, class, copies: Copies::One };
                 LaneStats { lane, placement: self.of_lane(lane), written }
             })
         });

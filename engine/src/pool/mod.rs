@@ -23,6 +23,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod announce;
 mod arrangement;
 mod batch;
 mod calibrate;
@@ -83,12 +84,14 @@ pub use reclaim::Reclaimed;
 pub use scrub::{BadUnit, Scrub, ScrubReport, Scrubbed};
 pub use seal::{SealDescription, SealedTensor};
 
+pub use crate::layout::Copies;
 use crate::layout::TensorId;
 pub use crate::layout::TensorKey;
 use crate::log::{Contents, RemoveError, SpaceUse, StripeMap, Version};
 use crate::memory::{Destination, DmaBuffer, Source, process};
 use crate::path::MemberSource;
 use crate::schedule::{Finish, Notify, Piece, Reactor, Subject, Ticket, Transfer, Urgency};
+use announce::Announced;
 use commit::Commits;
 use events::EventCount;
 use held::Reading;
@@ -124,8 +127,10 @@ struct Inner {
     read_only: bool,
     verify_reads: bool,
     repaired_superblocks: Vec<String>,
-    /// True if the superblocks say that there are seals.
-    seals_announced: Mutex<bool>,
+    /// Features that the superblocks announce.
+    announced: Mutex<Announced>,
+    /// Number of copies of durable tensors whose put does not say.
+    copies: Copies,
     opener: AtomicU32,
     housekeeper: Mutex<Option<Housekeeper>>,
 }
@@ -173,6 +178,7 @@ impl Pool {
     }
 
     fn new(opened: open::OpenShare, options: &OpenOptions) -> Self {
+        let copies = options.copies.unwrap_or(opened.description.copies);
         let shared = Shared {
             contents: Mutex::new(opened.contents),
             written: WriteCounters::starting_with(opened.metadata_written),
@@ -196,7 +202,8 @@ impl Pool {
             read_only: options.read_only,
             verify_reads: options.verify_reads,
             repaired_superblocks: opened.repaired_superblocks,
-            seals_announced: Mutex::new(opened.seals_announced),
+            announced: Mutex::new(opened.announced),
+            copies,
             opener: AtomicU32::new(process::id()),
             housekeeper: Mutex::new(None),
         });
@@ -274,6 +281,7 @@ impl Pool {
         }
         let subject = reading.subject().from_byte(range.start);
         let of_range = pieces::of_range(&self.0.stripes, entry, range, self.0.verify_reads);
+        let of_range = of_range.map(|piece| piece.healing(!self.0.read_only));
         let (reactor, pieces) = reader_and_list(reactor, of_range);
         let transfer = Transfer::Read { destination, pieces };
         let finish = Finish::new(move |_| drop(reading));

@@ -4,6 +4,7 @@ use std::num::NonZero;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::announce::Announced;
 use super::arrangement::{Damaged, arrange};
 use super::error::OpenError;
 use super::events::{self, EventCount, ShareOnDevices};
@@ -35,8 +36,8 @@ pub(super) struct OpenShare {
     pub(super) description: PoolDescription,
     pub(super) repaired_superblocks: Vec<String>,
     pub(super) metadata_written: u64,
-    /// True if the superblocks say that there are seals.
-    pub(super) seals_announced: bool,
+    /// Features that the superblocks announce.
+    pub(super) announced: Announced,
     /// `None` where it is open for reading only.
     pub(super) events: Option<EventCount>,
 }
@@ -59,7 +60,7 @@ pub(super) fn open<Source: MemberSource>(
 
 fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<OpenShare, OpenError> {
     let (members, superblocks, damaged) = arrange(members)?;
-    let Superblock { pool, geometry, .. } = superblocks[0];
+    let Superblock { pool, geometry, copies, .. } = superblocks[0];
     let calibrated = superblocks.iter().max_by_key(|it| it.generation).and_then(|it| it.depth);
     let share = options.share;
     let no_share = OpenError::NoShare { share, shares: geometry.shares };
@@ -101,12 +102,13 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<OpenShare
     let recovered = found.recover(&reactor, events.as_mut())?;
     let SoundShare { contents, log, handles, repaired_superblocks, metadata_written, .. } =
         recovered;
-    let seals_announced = recovered.seals_announced;
+    let announced = recovered.announced;
     let reactor = reactor.into_reactor();
 
     let capacity = u64::from(geometry.segments) * geometry.segment_blocks() * BLOCK_BYTES;
+    let capacity = ByteCount(capacity);
     let description =
-        PoolDescription { pool, geometry, devices: members.names(), capacity: ByteCount(capacity) };
+        PoolDescription { pool, geometry, devices: members.names(), capacity, copies };
     Ok(OpenShare {
         members,
         reactor,
@@ -117,7 +119,7 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<OpenShare
         description,
         repaired_superblocks,
         metadata_written,
-        seals_announced,
+        announced,
         events,
     })
 }
@@ -157,7 +159,7 @@ struct SoundShare {
     handles: Handles,
     repaired_superblocks: Vec<String>,
     metadata_written: u64,
-    seals_announced: bool,
+    announced: Announced,
 }
 
 impl Found<'_> {
@@ -197,9 +199,9 @@ impl Found<'_> {
         let grows = superblocks.iter().all(|superblock| superblock.index_in_segments);
         let room = IndexRoom::new(&place, index_segments, grows);
         let mut contents = Contents::recovered(space, room, index);
-        let mut seals_announced = superblocks.iter().all(|superblock| superblock.seals);
+        let mut announced = Announced::by(superblocks);
         if writes {
-            seals_announced = self.announce(&media, &mut contents, seals_announced)?;
+            announced = self.announce(&media, &mut contents, announced)?;
             contents.settle_index(log.next_slot());
             // Segments that the slot before needs no more come back, too, once something else
             // stands there.
@@ -212,14 +214,7 @@ impl Found<'_> {
             }
         }
         let metadata_written = metadata_written.into_inner();
-        Ok(SoundShare {
-            contents,
-            log,
-            handles,
-            repaired_superblocks,
-            metadata_written,
-            seals_announced,
-        })
+        Ok(SoundShare { contents, log, handles, repaired_superblocks, metadata_written, announced })
     }
 
     /// Reads the media; without commits that are lost, if they are those that may be.
@@ -234,26 +229,27 @@ impl Found<'_> {
     }
 
     /// Has the superblocks say what older software does not understand, before any of it is
-    /// written. Returns whether they say that there are seals, given whether they did.
+    /// written. Returns what they announce, given what they did.
     fn announce(
         &self,
         media: &MetadataIo<'_>,
         contents: &mut Contents,
-        seals_announced: bool,
-    ) -> Result<bool, OpenError> {
+        announced: Announced,
+    ) -> Result<Announced, OpenError> {
         let grow = contents.index_should_grow();
         // Another share's owner may have written over what this one's wrote.
-        let seals = !seals_announced && contents.seals().next().is_some();
-        if grow || seals {
+        let seals = announced.seals || contents.seals().next().is_some();
+        let all = Announced { seals, copies: announced.copies || contents.has_mirrors() };
+        if grow || all != announced {
             superblocks::rewrite(media, self.superblocks, |superblock| {
                 superblock.index_in_segments |= grow;
-                superblock.seals |= seals;
+                all.set(superblock);
             })?;
         }
         if grow {
             contents.let_index_grow();
         }
-        Ok(seals_announced || seals)
+        Ok(all)
     }
 
     /// Writes damaged copies of superblocks again; returns which.

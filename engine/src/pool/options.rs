@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::scrub::ScrubReport;
-use crate::layout::{Geometry, LifetimeClass};
+use crate::layout::{Copies, Geometry, LifetimeClass};
 use crate::log::{IndexUse, Lane, LostCommits, SealUse, SpaceUse};
 use crate::memory::GpuMemory;
 use crate::path::{Backend, ControllerName, DeviceIdentity, Feature, PathChoice, PlacementHandle};
@@ -49,6 +49,9 @@ pub struct FormatOptions {
     pub sparse: bool,
     /// The pool's identity; random if not given.
     pub pool_id: Option<u128>,
+    /// Number of copies of durable tensors, each on a device of its own, unless their puts say
+    /// another.
+    pub copies: Copies,
 }
 
 impl Default for FormatOptions {
@@ -68,6 +71,7 @@ impl Default for FormatOptions {
             buffered: false,
             sparse: false,
             pool_id: None,
+            copies: Copies::One,
         }
     }
 }
@@ -81,9 +85,12 @@ pub struct PoolDescription {
     pub geometry: Geometry,
     /// The devices' names, in stripe order.
     pub devices: Vec<String>,
-    /// Bytes that tensors may take, over all devices and shares. Striping has no redundancy: losing
-    /// one device loses the pool.
+    /// Bytes that tensors may take, over all devices and shares; those with two copies take twice
+    /// as many as they have.
     pub capacity: ByteCount,
+    /// Number of copies of durable tensors whose put does not say. With one, losing a device loses
+    /// them.
+    pub copies: Copies,
 }
 
 /// Assignment of tensors to lanes, which share segments.
@@ -133,6 +140,9 @@ pub struct OpenOptions {
     pub stepped: bool,
     /// Assignment of tensors to lanes.
     pub lanes: Lanes,
+    /// Number of copies of durable tensors whose put does not say; by default what the pool was
+    /// formatted with.
+    pub copies: Option<Copies>,
     /// True if a device may be an older copy of itself. What was written since is lost, and what
     /// was not stays damaged or whole as its checksums say; from then on that copy counts.
     pub accept_older_copies: bool,
@@ -161,6 +171,7 @@ impl Default for OpenOptions {
             huge_pages: true,
             stepped: false,
             lanes: Lanes::ByLifetime,
+            copies: None,
             accept_older_copies: false,
             accept_lost_commits: None,
             housekeeping: Some(Housekeeping::default()),
@@ -186,11 +197,16 @@ pub struct PutOptions {
     pub urgency: Urgency,
     /// Queue that is notified of the write's end.
     pub notify: Option<Notify>,
+    /// Number of copies; by default one of a scratch tensor, and of a durable one what its batch or
+    /// its pool says. In a pool that was formatted for one the first put with two waits until the
+    /// superblocks say that there are such tensors.
+    pub copies: Option<Copies>,
 }
 
 impl Default for PutOptions {
     fn default() -> Self {
-        Self { lifetime: LifetimeClass::Step, urgency: Urgency::Ahead, notify: None }
+        let (lifetime, urgency) = (LifetimeClass::Step, Urgency::Ahead);
+        Self { lifetime, urgency, notify: None, copies: None }
     }
 }
 
@@ -207,7 +223,8 @@ pub struct WrittenBytes {
     pub metadata: ByteCount,
 }
 
-/// A lane of the log: what it holds has the same durability and dies at about the same time.
+/// A lane of the log, with that of a second copy: what it holds has the same durability and dies at
+/// about the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneStats {
     /// The lane.

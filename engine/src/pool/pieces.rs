@@ -7,14 +7,18 @@ use crate::log::{Placement, StripeMap};
 use crate::schedule::Piece;
 use crate::units::{ByteCount, DeviceIndex};
 
-/// A whole piece, where it lies in a whole tensor.
+/// A whole piece, where it lies in a whole tensor, with its second copy.
 pub(super) fn whole(placement: Placement) -> Piece {
-    Piece::new(
+    let piece = Piece::new(
         DeviceIndex(placement.device),
         ByteCount(placement.device_offset),
         placement.tensor_offset,
         placement.length,
-    )
+    );
+    match placement.mirror {
+        Some((device, offset)) => piece.mirrored(DeviceIndex(device), ByteCount(offset)),
+        None => piece,
+    }
 }
 
 /// The pieces of a range of a tensor, placed in memory that holds just that range.
@@ -56,6 +60,12 @@ impl PieceGroup {
     /// Returns the number of bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.range.end - self.range.start
+    }
+
+    /// The pieces with another change.
+    pub(super) fn map(&self, change: impl Fn(&Piece) -> Option<Piece>) -> Option<Self> {
+        let pieces = self.pieces.iter().map(change).collect::<Option<Vec<_>>>()?;
+        Some(Self { range: self.range.clone(), pieces })
     }
 
     /// Each piece as a group of its own.

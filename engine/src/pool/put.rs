@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use super::announce::Announced;
 use super::error::{PutError, Unusable};
 use super::held::PendingWrite;
 use super::options::PutOptions;
 use super::{Pool, pieces};
-use crate::layout::TensorKey;
+use crate::layout::{Copies, TensorKey};
 use crate::log::{Durability, Lane, PutRequest, ReservationKey};
 use crate::memory::Source;
 use crate::schedule::{Finish, Reactor, Subject, Ticket, Transfer, TransferError};
@@ -72,7 +73,8 @@ impl Pool {
 
     fn enqueue_scratch(&self, reactor: &Reactor, put: Put) -> Result<Ticket, PutError> {
         let Put { key: TensorKey { id, name }, source, options } = put;
-        let lane = Lane { durability: Durability::Scratch, class: options.lifetime };
+        let copies = options.copies.unwrap_or(Copies::One);
+        let lane = Lane { durability: Durability::Scratch, class: options.lifetime, copies };
         let request = PutRequest { id, name, length: source.len() as u64, lane };
         let (ticket, _) =
             self.enqueue_put(reactor, &request, source, options, |write, outcome| {
@@ -81,6 +83,13 @@ impl Pool {
                 }
             })?;
         Ok(ticket)
+    }
+
+    /// Checks that the pool may have tensors with these copies, and has its superblocks say so.
+    fn allow_copies(&self, reactor: &Reactor, copies: Copies) -> Result<(), PutError> {
+        self.0.description.geometry.check_copies(copies).map_err(PutError::Copies)?;
+        let copies = Announced { copies: true, ..Announced::NONE };
+        self.announce(reactor, copies).map_err(PutError::Announce)
     }
 
     /// Starts a put, as [`Self::enqueue_put`] does, and wakes the reactor.
@@ -113,6 +122,9 @@ impl Pool {
             return Err(PutError::ReadOnly(TensorKey { id, name }));
         }
         let (length, lane) = (request.length, request.lane);
+        if lane.copies != Copies::One {
+            self.allow_copies(reactor, lane.copies)?;
+        }
         let (mut pieces, handle) = (reactor.pieces(), self.0.handles.of_lane(lane));
         let reservation = self.begin_put(reactor, request, |runs| {
             let placements = self.0.stripes.placements(runs, length);

@@ -8,7 +8,7 @@ use super::held::Reading;
 use super::pieces::{self, PieceGroup};
 use crate::layout::{TensorId, TensorKey};
 use crate::memory::Destination;
-use crate::schedule::{Finish, Reactor, Transfer, TransferError, Urgency};
+use crate::schedule::{Done, Finish, Reactor, Transfer, TransferError, Urgency};
 use crate::units::{ByteCount, DeviceIndex};
 
 /// Read at once: this much, or one stripe unit if that is more.
@@ -31,9 +31,11 @@ pub struct Scrubbed {
     pub length: ByteCount,
     /// Parts that cannot be read; empty if it is whole.
     pub bad: Vec<BadUnit>,
+    /// Parts of which one copy was bad, and has been written again from the other one.
+    pub healed: u64,
 }
 
-/// A stripe unit, or a part of one, whose bytes are lost.
+/// A stripe unit, or a part of one, whose bytes are lost. Where there are two copies each is one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BadUnit {
     /// The device's place in the pool.
@@ -60,6 +62,8 @@ pub struct ScrubReport {
     pub bytes: ByteCount,
     /// Tensors that have lost something.
     pub damaged: Vec<Scrubbed>,
+    /// Parts of tensors of which one copy was bad, and has been written again from the other one.
+    pub healed: u64,
 }
 
 /// A pass over the tensors that stand in a pool when it begins, one a step.
@@ -90,8 +94,10 @@ impl Pool {
         Ok(Scrub { pool: self.clone(), pass: self.scrub_pass() })
     }
 
-    /// Reads every tensor and compares it with its checksums. What is damaged is only reported: the
-    /// other tensors, and the other parts of this one, can be read as before.
+    /// Reads every tensor, all copies of it, and compares it with its checksums. A copy that is bad
+    /// is written again from the other one, unless the pool is open for reading only. What is
+    /// damaged in all copies is only reported: the other tensors, and the other parts of this one,
+    /// can be read as before.
     pub fn scrub(&self) -> Result<ScrubReport, ScrubError> {
         let mut report = ScrubReport::default();
         let mut steps = self.scrub_steps()?;
@@ -130,6 +136,7 @@ impl ScrubReport {
     pub fn add(&mut self, scrubbed: Scrubbed) {
         self.tensors += 1;
         self.bytes.0 += scrubbed.length.0;
+        self.healed += scrubbed.healed;
         let is_it = |damaged: &Scrubbed| {
             damaged.id == scrubbed.id
                 && damaged.current == scrubbed.current
@@ -190,13 +197,21 @@ impl Scrubbing<'_> {
     fn run(&self) -> Result<Scrubbed, ScrubError> {
         let entry = &self.reading.version().entry;
         let whole = pieces::of_range(&self.pool.0.stripes, entry, 0..entry.length, true);
-        let mut bad = Vec::new();
-        for group in pieces::groups(whole, READ_BYTES) {
-            if self.read(&group)?.is_err() {
-                // Somewhere in it: read again piece by piece, to find every one.
-                for piece in group.apart() {
-                    if let Err(error) = self.read(&piece)? {
-                        bad.push(self.bad_unit(&piece, error));
+        let whole = whole.map(|piece| piece.healing(!self.pool.is_read_only()));
+        let (mut bad, mut healed) = (Vec::new(), 0);
+        for first in pieces::groups(whole, READ_BYTES) {
+            let second = first.map(|piece| piece.swapped());
+            for group in std::iter::once(first).chain(second) {
+                match self.read(&group)? {
+                    Ok(done) => healed += u64::from(done.healed),
+                    // Somewhere in it: read again piece by piece, to find every one.
+                    Err(_) => {
+                        for piece in group.apart() {
+                            match self.read(&piece)? {
+                                Ok(done) => healed += u64::from(done.healed),
+                                Err(error) => bad.push(self.bad_unit(&piece, error)),
+                            }
+                        }
                     }
                 }
             }
@@ -216,17 +231,18 @@ impl Scrubbing<'_> {
             current,
             length: ByteCount(entry.length),
             bad,
+            healed,
         })
     }
 
-    fn read(&self, group: &PieceGroup) -> Result<Result<(), TransferError>, ScrubError> {
+    fn read(&self, group: &PieceGroup) -> Result<Result<Done, TransferError>, ScrubError> {
         let destination = Destination::buffer(group.bytes() as usize);
         let read = Transfer::Read { destination, pieces: group.pieces.clone() };
         let subject = self.reading.subject().from_byte(group.range.start);
         let finish = Finish::nothing();
         let ticket = self.reactor.submit_about(subject, read, Urgency::Ahead, None, finish)?;
         match ticket.wait() {
-            Ok(_) => Ok(Ok(())),
+            Ok(done) => Ok(Ok(done)),
             Err(error @ (TransferError::Checksum { .. } | TransferError::Device { .. })) => {
                 Ok(Err(error))
             }
@@ -239,6 +255,9 @@ impl Scrubbing<'_> {
 
     fn bad_unit(&self, group: &PieceGroup, error: TransferError) -> BadUnit {
         let piece = group.pieces[0];
+        // The error is of the copy that was read last.
+        let other = piece.swapped().filter(|it| error.device() == Some(it.device));
+        let piece = other.unwrap_or(piece);
         BadUnit {
             device: piece.device,
             path: self.pool.0.description.devices[usize::from(piece.device.0)].clone(),

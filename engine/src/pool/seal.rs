@@ -2,16 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::PoisonError;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::announce::Announced;
 use super::error::{SealError, Unusable};
-use super::media::MetadataIo;
-use super::options::PoolDescription;
-use super::{Pool, ReclaimError, Shared, superblocks};
+use super::{Pool, ReclaimError, Shared};
 use crate::layout::{NAME_BYTES_MAX, Seal, TensorId, TensorKey};
 use crate::log::{ComingSeal, Contents, OwnChange, SealRefusal, Version, Wanted};
-use crate::schedule::Reactor;
 use crate::units::ByteCount;
 
 /// A seal, as [`Pool::seals`] lists it.
@@ -99,7 +96,8 @@ impl Pool {
             return Err(SealError::Name(name.len()));
         }
         // The index on the media may have seals from the next commit on.
-        self.announce_seals(reactor)?;
+        let seals = Announced { seals: true, ..Announced::NONE };
+        self.announce(reactor, seals).map_err(SealError::Announce)?;
         let sealed_at = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |it| it.as_secs());
         let ids: Vec<TensorId> = keys.iter().map(|key| key.id).collect();
         let mut turn = None;
@@ -125,21 +123,6 @@ impl Pool {
         };
         let called = |id: TensorId| keys.iter().find(|key| key.id == id).cloned();
         Err(SealError::from_refusal(name, refusal, |id| called(id).unwrap_or_else(|| id.into())))
-    }
-
-    /// Has the superblocks say that there are seals, before the first.
-    fn announce_seals(&self, reactor: &Reactor) -> Result<(), SealError> {
-        let mut announced = self.0.seals_announced.lock().unwrap_or_else(PoisonError::into_inner);
-        if !*announced {
-            let media = MetadataIo { reactor, written: &self.0.shared.written.metadata };
-            let PoolDescription { pool, geometry, .. } = &self.0.description;
-            // Those who own other shares may have written them since this one was opened.
-            let now = superblocks::read(&media, *pool, geometry).map_err(SealError::Announce)?;
-            superblocks::rewrite(&media, &now, |superblock| superblock.seals = true)
-                .map_err(|error| SealError::Announce(error.to_string()))?;
-            *announced = true;
-        }
-        Ok(())
     }
 }
 

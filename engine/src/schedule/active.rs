@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::completion::Notify;
 use super::finish::Finish;
+use super::flights::{Leg, PieceInFlight};
 use super::parts::BufferParts;
 use super::queues::PieceNeeds;
 use super::subject::Subject;
@@ -16,7 +17,6 @@ use crate::memory::{
     Destination, DmaBuffer, GpuEvent, GpuRange, Source, checksum, copy_with_checksum,
 };
 use crate::path::{Action, OperationKind};
-use crate::units::ByteCount;
 
 /// Work on each piece. The memory is `None` once it was released, or is with devices in parts.
 pub(super) enum Job {
@@ -129,6 +129,7 @@ pub(super) struct Active {
     checksums: Vec<u32>,
     bytes: u64,
     matched: bool,
+    healed: u32,
     /// Time for which it was held back because its bytes were not on the GPU yet.
     pub(super) waited: Duration,
     failure: Option<TransferError>,
@@ -162,6 +163,7 @@ impl Active {
             checksums: Vec::new(),
             bytes: 0,
             matched: true,
+            healed: 0,
             waited: Duration::ZERO,
             failure: None,
             subject: Subject::default(),
@@ -191,7 +193,7 @@ impl Active {
         }
         (self.job, self.pieces, self.urgency, self.subject) = (job, pieces, urgency, subject);
         (self.begun, self.queued, self.bytes, self.matched) = (0, false, 0, true);
-        self.waited = Duration::ZERO;
+        (self.healed, self.waited) = (0, Duration::ZERO);
         (self.finish, self.notify, self.told) = (Some(finish), notify, false);
         Arc::clone(&self.shared)
     }
@@ -205,6 +207,73 @@ impl Active {
 
     pub(super) fn id(&self) -> u64 {
         self.shared.id
+    }
+
+    /// Returns a piece as it lies where it is on its way to.
+    pub(super) fn placed(&self, flight: PieceInFlight) -> Piece {
+        let piece = self.pieces[flight.piece];
+        match (flight.leg, piece.mirror) {
+            (Leg::Second, Some(mirror)) => piece.on(mirror),
+            _ => piece,
+        }
+    }
+
+    /// The operation of a piece on its way.
+    pub(super) fn kind_of(&self, flight: PieceInFlight) -> OperationKind {
+        if flight.leg == Leg::Heal { OperationKind::Write } else { self.job.kind() }
+    }
+
+    /// Returns where a piece goes on that has come back, with a failure or without; `None` if it
+    /// has ended.
+    pub(super) fn next_leg(
+        &self,
+        flight: PieceInFlight,
+        failure: Option<&TransferError>,
+    ) -> Option<Leg> {
+        let Piece { mirror, checksum, .. } = self.pieces[flight.piece];
+        let mirror = mirror.filter(|_| self.is_wanted())?;
+        match (&self.job, flight.leg, failure) {
+            (Job::Write { .. }, Leg::First, None) => Some(Leg::Second),
+            (Job::Read { .. }, Leg::First, Some(failure)) if failure.is_of_a_copy() => {
+                Some(Leg::Second)
+            }
+            // What nothing was compared with must not take the place of anything.
+            (Job::Read { .. }, Leg::Second, None)
+                if mirror.heals && checksum.is_some() && !self.is_reached() =>
+            {
+                Some(Leg::Heal)
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the action by which a piece goes on, with its memory; none if that never came back.
+    pub(super) fn action(
+        &self,
+        flight: PieceInFlight,
+        memory: Option<DmaBuffer>,
+    ) -> Option<Action> {
+        if self.is_reached() {
+            return self.reach(self.placed(flight));
+        }
+        Some(match (&self.job, flight.leg) {
+            (Job::Write { fua, .. }, _) => Action::write(memory?, *fua),
+            (_, Leg::Heal) => Action::write(memory?, false),
+            _ => Action::read(memory?),
+        })
+    }
+
+    /// Returns whether a piece that has come back should still go on.
+    pub(super) fn is_wanted(&self) -> bool {
+        match self.job {
+            Job::Read { .. } => self.wants_bytes(),
+            _ => !self.is_failed(),
+        }
+    }
+
+    /// A piece that was read from its second copy was written to the first.
+    pub(super) fn was_healed(&mut self) {
+        self.healed += 1;
     }
 
     /// Returns whether pieces remain to be begun.
@@ -379,38 +448,33 @@ impl Active {
 
     /// Returns the error of a piece just read into `chunk`, if its checksum is not the expected
     /// one.
-    pub(super) fn mismatch(&self, piece: usize, chunk: &DmaBuffer) -> Option<TransferError> {
+    pub(super) fn mismatch(
+        &self,
+        flight: PieceInFlight,
+        chunk: &DmaBuffer,
+    ) -> Option<TransferError> {
         if !self.wants_bytes() {
             return None;
         }
-        let Piece { length, checksum: expected, .. } = self.pieces[piece];
-        expected.and_then(|_| self.unexpected(piece, checksum(&chunk[..length as usize])))
+        let piece = self.placed(flight);
+        piece.checksum.and_then(|_| piece.unexpected(checksum(&chunk[..piece.length as usize])))
     }
 
     /// Processes the checksum of a piece that the data path moved from or to a GPU's memory.
     /// Returns what is wrong with it.
-    pub(super) fn summed(&mut self, piece: usize, found: u32) -> Option<TransferError> {
+    pub(super) fn summed(&mut self, flight: PieceInFlight, found: u32) -> Option<TransferError> {
+        let piece = self.placed(flight);
+        let sum = &mut self.checksums;
         match &self.job {
-            Job::Write { .. } => self.checksums[piece] = found,
-            _ if self.wants_bytes() => return self.unexpected(piece, found),
+            // The GPU's memory is read once for each copy, and is its caller's to leave as it is.
+            Job::Write { .. } if flight.leg == Leg::Second => {
+                return piece.expecting(sum[flight.piece]).unexpected(found);
+            }
+            Job::Write { .. } => sum[flight.piece] = found,
+            _ if self.wants_bytes() => return piece.unexpected(found),
             _ => {}
         }
         None
-    }
-
-    /// Returns the error of a piece that has this checksum, if it should have another one.
-    fn unexpected(&self, piece: usize, found: u32) -> Option<TransferError> {
-        let Piece { device, offset, tensor_offset, length, checksum, .. } = self.pieces[piece];
-        let expected = checksum.filter(|expected| *expected != found)?;
-        Some(TransferError::Checksum {
-            device,
-            offset,
-            length: ByteCount(u64::from(length)),
-            tensor_offset,
-            expected,
-            found,
-            about: Box::default(),
-        })
     }
 
     /// A piece came back well; a read's bytes are in `chunk`, which is where they belong if it is
@@ -487,10 +551,11 @@ impl Active {
         (self.unchecked, self.copying, self.gpu, self.landed) = (0, 0, None, None);
         self.release();
         let memory = bytes.or_else(|| whole.or_else(|| self.copied.take()).map(TicketMemory::Dma));
-        let (bytes, matched, waited) = (self.bytes, self.matched, self.waited);
+        let (bytes, matched) = (self.bytes, self.matched);
+        let (waited, healed) = (self.waited, self.healed);
         let outcome = match &self.failure {
             Some(failure) => Err(failure.clone()),
-            None => Ok(Done { bytes, matched, waited }),
+            None => Ok(Done { bytes, matched, waited, healed }),
         };
         let result = match self.failure.take() {
             Some(failure) => Err(failure),

@@ -58,6 +58,13 @@ impl Chunks {
         self.shares.release(device);
     }
 
+    /// A chunk goes on from one device to another, which may have it however many it has: a chunk
+    /// that waited for its share would keep the first device's.
+    pub(super) fn pass(&mut self, from: DeviceIndex, to: DeviceIndex) {
+        self.shares.release(from);
+        self.shares.take(to);
+    }
+
     /// Removes a chunk that a piece of this device had and that never comes back.
     pub(super) fn lose(&mut self, device: DeviceIndex) {
         self.shares.lose(device);

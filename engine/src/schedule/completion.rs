@@ -129,8 +129,10 @@ mod tests {
         let queue = CompletionQueue::new();
         let flag = queue.0.attention.as_ptr();
         assert_eq!(queue.attention_address(), flag.cast_const());
-        queue.push(4, Ok(Done { bytes: 1, matched: true, waited: Duration::ZERO }));
-        queue.clone().push(5, Ok(Done { bytes: 2, matched: true, waited: Duration::ZERO }));
+        queue.push(4, Ok(Done { bytes: 1, matched: true, waited: Duration::ZERO, healed: 0 }));
+        queue
+            .clone()
+            .push(5, Ok(Done { bytes: 2, matched: true, waited: Duration::ZERO, healed: 0 }));
         assert_eq!(queue.0.attention.load(Ordering::Relaxed), 2);
         assert_eq!(queue.try_pop().unwrap().0, 4);
         assert_eq!(queue.wait_pop(Duration::ZERO).unwrap().0, 5);
@@ -143,7 +145,7 @@ mod tests {
         let queue = CompletionQueue::new();
         let waiter = queue.clone();
         let thread = std::thread::spawn(move || waiter.wait_pop(Duration::MAX));
-        queue.push(9, Ok(Done { bytes: 0, matched: true, waited: Duration::ZERO }));
+        queue.push(9, Ok(Done { bytes: 0, matched: true, waited: Duration::ZERO, healed: 0 }));
         assert_eq!(thread.join().unwrap().unwrap().0, 9);
     }
 }

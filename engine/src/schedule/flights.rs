@@ -9,12 +9,25 @@ pub(super) struct PieceInFlight {
     pub(super) transfer: u64,
     /// Index of the transfer's piece.
     pub(super) piece: usize,
-    /// The piece's device; beyond all of them, if it goes to none.
+    /// Part of its way.
+    pub(super) leg: Leg,
+    /// The device that it is on; beyond all of them, if it goes to none.
     pub(super) device: DeviceIndex,
     /// Time of its start, in the reactor's nanoseconds.
     pub(super) began: u64,
     /// A read that is done again because its checksum did not match.
     pub(super) again: bool,
+}
+
+/// Part of a piece's way. One without a second copy has only the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leg {
+    /// The first copy is written or read.
+    First,
+    /// The second copy is written, behind the first, or read in its stead.
+    Second,
+    /// The first copy is written again, with what was read from the second.
+    Heal,
 }
 
 /// The table. A slot's number is the operation's tag.
@@ -68,8 +81,14 @@ mod tests {
     fn a_device_at_its_bound_leaves_room_for_the_others() {
         let (first, second) = (DeviceIndex(0), DeviceIndex(1));
         let mut flights = PiecesInFlight::new(4, 2, 2);
-        let flight =
-            |piece| PieceInFlight { transfer: 9, piece, device: first, began: 0, again: false };
+        let flight = |piece| PieceInFlight {
+            transfer: 9,
+            piece,
+            leg: Leg::First,
+            device: first,
+            began: 0,
+            again: false,
+        };
         let tags: Vec<u64> = (0..2).map(|piece| flights.begin(flight(piece)).unwrap()).collect();
         assert!(!flights.has_room(first) && flights.has_room(second));
         assert_eq!(flights.complete(tags[1]), Some(flight(1)));
@@ -83,8 +102,14 @@ mod tests {
     #[test]
     fn a_table_that_is_too_small_for_all_is_not_filled_by_one_device() {
         let mut flights = PiecesInFlight::new(6, 3, 32);
-        let flight =
-            |device| PieceInFlight { transfer: 9, piece: 0, device, began: 0, again: false };
+        let flight = |device| PieceInFlight {
+            transfer: 9,
+            piece: 0,
+            leg: Leg::First,
+            device,
+            began: 0,
+            again: false,
+        };
         let devices = [0, 1, 2].map(DeviceIndex);
         while flights.has_room(devices[0]) {
             flights.begin(flight(devices[0])).unwrap();

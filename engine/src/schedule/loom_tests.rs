@@ -136,7 +136,7 @@ impl Submitted {
 }
 
 fn done() -> TransferOutcome {
-    Ok(Done { bytes: 2 * BYTES as u64, matched: true, waited: Duration::ZERO })
+    Ok(Done { bytes: 2 * BYTES as u64, matched: true, waited: Duration::ZERO, healed: 0 })
 }
 
 #[test]

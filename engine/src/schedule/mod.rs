@@ -60,6 +60,6 @@ pub(crate) use submitter::Submitter;
 pub(crate) use ticket::Promise;
 pub use ticket::Ticket;
 pub use transfer::{
-    Done, Piece, Transfer, TransferDone, TransferError, TransferOutcome, TransferResult, Urgency,
-    WantedRange,
+    Done, Mirror, Piece, Transfer, TransferDone, TransferError, TransferOutcome, TransferResult,
+    Urgency, WantedRange,
 };

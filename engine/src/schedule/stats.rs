@@ -71,6 +71,10 @@ pub struct DeviceStats {
     pub checksum_retries: u64,
     /// Reads whose checksum did not match the second time either.
     pub checksum_failures: u64,
+    /// Reads that its copy failed, or did not match, and the copy on another device answered.
+    pub read_elsewhere: u64,
+    /// Reads of these whose bytes were written to it again.
+    pub healed: u64,
     /// Latencies, now and usually.
     pub pulse: DeviceLatencies,
 }
@@ -87,6 +91,8 @@ impl AddAssign for DeviceStats {
             errors,
             checksum_retries,
             checksum_failures,
+            read_elsewhere,
+            healed,
             pulse,
         } = other;
         self.reads += reads;
@@ -97,6 +103,8 @@ impl AddAssign for DeviceStats {
         self.errors += errors;
         self.checksum_retries += checksum_retries;
         self.checksum_failures += checksum_failures;
+        self.read_elsewhere += read_elsewhere;
+        self.healed += healed;
         self.pulse.add(pulse);
     }
 }
@@ -112,6 +120,8 @@ pub(super) struct DeviceCounters {
     errors: AtomicU64,
     checksum_retries: AtomicU64,
     checksum_failures: AtomicU64,
+    read_elsewhere: AtomicU64,
+    healed: AtomicU64,
     pulse: DeviceLatencyCounters,
 }
 
@@ -127,6 +137,8 @@ impl DeviceCounters {
             errors: AtomicU64::new(0),
             checksum_retries: AtomicU64::new(0),
             checksum_failures: AtomicU64::new(0),
+            read_elsewhere: AtomicU64::new(0),
+            healed: AtomicU64::new(0),
             pulse: DeviceLatencyCounters::new(start),
         }
     }
@@ -169,6 +181,16 @@ impl DeviceCounters {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// A copy on another device was read instead.
+    pub(super) fn was_read_elsewhere(&self) {
+        self.read_elsewhere.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Bytes that another device had were written again.
+    pub(super) fn was_healed(&self) {
+        self.healed.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(super) fn snapshot(&self) -> DeviceStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         DeviceStats {
@@ -180,6 +202,8 @@ impl DeviceCounters {
             errors: read(&self.errors),
             checksum_retries: read(&self.checksum_retries),
             checksum_failures: read(&self.checksum_failures),
+            read_elsewhere: read(&self.read_elsewhere),
+            healed: read(&self.healed),
             pulse: self.pulse.snapshot(),
         }
     }

@@ -151,10 +151,14 @@ impl Submitter {
         if !on_device {
             return piece.checksum.is_none().then_some("there is no checksum to verify it by");
         }
-        let Some(device) = self.capabilities.devices.get(usize::from(piece.device.0)) else {
-            return Some("there is no such device");
+        let misplaced = |piece: Piece| {
+            let Some(device) = self.capabilities.devices.get(usize::from(piece.device.0)) else {
+                return Some("there is no such device");
+            };
+            let fits = piece.extent().fits(device.size);
+            (!fits).then_some("it is unaligned or ends beyond its device")
         };
-        (!piece.extent().fits(device.size)).then_some("it is unaligned or ends beyond its device")
+        misplaced(*piece).or_else(|| piece.mirror.and_then(|mirror| misplaced(piece.on(mirror))))
     }
 
     fn next_id(&self) -> u64 {

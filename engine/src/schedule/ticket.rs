@@ -264,7 +264,8 @@ impl Promise {
     /// Marks the promise as kept.
     pub(crate) fn keep(self) {
         self.0.release();
-        self.0.finish(Ok(Done { bytes: 0, matched: true, waited: Duration::ZERO }), None);
+        self.0
+            .finish(Ok(Done { bytes: 0, matched: true, waited: Duration::ZERO, healed: 0 }), None);
     }
 }
 

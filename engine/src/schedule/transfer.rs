@@ -27,6 +27,21 @@ pub struct Piece {
     pub window: Option<WantedRange>,
     /// Placement of a write, on a device that can tell.
     pub placement: Option<PlacementHandle>,
+    /// Second copy. A write goes there once the first is written; a read does if the first cannot
+    /// be read or does not match.
+    pub mirror: Option<Mirror>,
+}
+
+/// The second copy of a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mirror {
+    /// The device.
+    pub device: DeviceIndex,
+    /// Offset on the device; a multiple of 4 KiB.
+    pub offset: ByteCount,
+    /// True if a read that had to go there writes the first copy again, once the second's checksum
+    /// has matched.
+    pub heals: bool,
 }
 
 /// The wanted part of a piece.
@@ -46,8 +61,39 @@ impl Piece {
         tensor_offset: u64,
         length: u32,
     ) -> Self {
-        let (checksum, window, placement) = (None, None, None);
-        Self { device, offset, tensor_offset, length, checksum, window, placement }
+        let (checksum, window, placement, mirror) = (None, None, None, None);
+        Self { device, offset, tensor_offset, length, checksum, window, placement, mirror }
+    }
+
+    /// Adds a second copy.
+    #[must_use]
+    pub const fn mirrored(self, device: DeviceIndex, offset: ByteCount) -> Self {
+        Self { mirror: Some(Mirror { device, offset, heals: false }), ..self }
+    }
+
+    /// Has reads that need the second copy write the first one again, if `heals`.
+    #[must_use]
+    pub fn healing(self, heals: bool) -> Self {
+        Self { mirror: self.mirror.map(|mirror| Mirror { heals, ..mirror }), ..self }
+    }
+
+    /// Exchanges the copies: the second one is what is read first.
+    #[must_use]
+    pub fn swapped(self) -> Option<Self> {
+        let mirror = self.mirror?;
+        let second = Mirror { device: self.device, offset: self.offset, ..mirror };
+        Some(Self { mirror: Some(second), ..self.on(mirror) })
+    }
+
+    /// Leaves the second copy out.
+    #[must_use]
+    pub const fn alone(self) -> Self {
+        Self { mirror: None, ..self }
+    }
+
+    /// Returns the piece as it lies in a second copy.
+    pub(super) fn on(self, Mirror { device, offset, .. }: Mirror) -> Self {
+        Self { device, offset, ..self }
     }
 
     /// Adds the checksum that its bytes should have.
@@ -66,6 +112,21 @@ impl Piece {
     #[must_use]
     pub const fn window(self, skip: u32, take: u32) -> Self {
         Self { window: Some(WantedRange { skip, take }), ..self }
+    }
+
+    /// Returns the error of the piece if it has this checksum and should have another one.
+    pub(super) fn unexpected(&self, found: u32) -> Option<TransferError> {
+        let Self { device, offset, tensor_offset, length, checksum, .. } = *self;
+        let expected = checksum.filter(|expected| *expected != found)?;
+        Some(TransferError::Checksum {
+            device,
+            offset,
+            length: ByteCount(u64::from(length)),
+            tensor_offset,
+            expected,
+            found,
+            about: Box::default(),
+        })
     }
 
     /// The bytes of the piece that go to or come from memory.
@@ -159,6 +220,8 @@ pub struct Done {
     pub matched: bool,
     /// Time for which nothing of it was begun, because its bytes on the GPU were not there yet.
     pub waited: Duration,
+    /// Pieces that were read from the second copy, and written again to the first.
+    pub healed: u32,
 }
 
 /// A transfer that did not end well.
@@ -314,6 +377,11 @@ impl TransferError {
         let device = devices.get(usize::from(device.0));
         **about = About::new(subject, device.map(|device| &*device.name));
         self
+    }
+
+    /// Returns whether a copy on another device may still be whole.
+    pub(super) fn is_of_a_copy(&self) -> bool {
+        matches!(self, Self::Checksum { .. } | Self::Device { .. } | Self::Latched { .. })
     }
 
     /// The device that is the cause, if one is.

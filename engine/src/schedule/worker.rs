@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 
 use super::active::{Active, Job};
 use super::chunks::Chunks;
-use super::flights::{PieceInFlight, PiecesInFlight};
+use super::flights::{Leg, PieceInFlight, PiecesInFlight};
 use super::mailbox::{Abandon, Mailbox, ReactorMessage, Refuse};
 use super::options::{ReactorOptions, StartError};
 use super::pace::StepToken;
@@ -58,7 +58,7 @@ pub(super) struct Worker {
     full: Vec<bool>,
     /// Read, and not yet compared with their checksums.
     unchecked: VecDeque<(PieceInFlight, DmaBuffer)>,
-    /// Pieces that are read once more.
+    /// Pieces that are read once more, or go on to their other copy.
     again: VecDeque<(PieceInFlight, Action)>,
     chunks: Chunks,
     /// Memory of the chunks.
@@ -374,18 +374,21 @@ impl Worker {
         cost: BeginResult,
     ) -> BeginResult {
         let flight = self.flight(id, piece, place.device());
-        match self.launch(flight, action) {
-            Ok(()) => {
-                if let Some(active) = self.transfers.get_mut(&id) {
-                    self.queues.advance(place, &active.links);
-                    active.advance();
-                }
-            }
-            Err(None) => {
+        let refused = match self.offer(flight, action) {
+            Ok(()) => None,
+            Err((None, buffer)) => {
+                self.take_back(flight, buffer);
                 self.full[usize::from(place.device().0)] = true;
                 return BeginResult::Passed;
             }
-            Err(Some(failure)) => self.report_failure(id, failure),
+            Err((Some(failure), buffer)) => Some((failure, buffer)),
+        };
+        if let Some(active) = self.transfers.get_mut(&id) {
+            self.queues.advance(place, &active.links);
+            active.advance();
+        }
+        if let Some((failure, buffer)) = refused {
+            self.accept(flight, Some(failure), buffer);
         }
         self.settle(id);
         cost
@@ -393,23 +396,11 @@ impl Worker {
 
     /// A piece that is begun now.
     fn flight(&self, transfer: u64, piece: usize, device: DeviceIndex) -> PieceInFlight {
-        PieceInFlight { transfer, piece, device, began: self.now, again: false }
+        PieceInFlight { transfer, piece, leg: Leg::First, device, began: self.now, again: false }
     }
 
-    /// Gives a piece to its device. `Err(None)` means that the path is full and nothing happened.
-    fn launch(
-        &mut self,
-        flight: PieceInFlight,
-        action: Action,
-    ) -> Result<(), Option<TransferError>> {
-        self.offer(flight, action).map_err(|(failure, buffer)| {
-            self.take_back(flight, buffer);
-            failure
-        })
-    }
-
-    /// Launches, as [`Self::launch`] does, but hands back the buffer of an operation that was not
-    /// taken.
+    /// Gives a piece to its device. Hands back the buffer of an operation that was not taken; no
+    /// error beside it means that the path is full and nothing happened.
     fn offer(
         &mut self,
         flight: PieceInFlight,
@@ -418,7 +409,7 @@ impl Worker {
         let Some(active) = self.transfers.get(&flight.transfer) else {
             return Err((None, action.into_buffer()));
         };
-        let piece = active.pieces[flight.piece];
+        let piece = active.placed(flight);
         let flight = PieceInFlight { began: self.now, ..flight };
         let Some(tag) = self.flights.begin(flight) else {
             return Err((None, action.into_buffer()));

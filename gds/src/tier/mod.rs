@@ -269,6 +269,6 @@ impl Work {
             }
             Self::Verify { held, .. } => matched = held.sums().is_ok_and(|left| left == sums),
         }
-        Ok(Done { bytes, matched, waited: Duration::ZERO })
+        Ok(Done { bytes, matched, waited: Duration::ZERO, healed: 0 })
     }
 }

@@ -314,7 +314,12 @@ impl OrderedPut {
 
     fn conclude(&self, outcome: Result<Vec<u32>, String>) {
         let bytes = self.held.room().bytes() as u64;
-        let told = outcome.as_ref().map(|_| Done { bytes, matched: true, waited: Duration::ZERO });
+        let told = outcome.as_ref().map(|_| Done {
+            bytes,
+            matched: true,
+            waited: Duration::ZERO,
+            healed: 0,
+        });
         let told = told.map_err(|reason| TransferError::HostMemory { reason: reason.clone() });
         self.held.end(outcome);
         let (queue, tag) = &self.notify;

@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use tidelog_engine::layout::{LifetimeClass, TensorId};
+use tidelog_engine::layout::{Copies, LifetimeClass, TensorId};
 use tidelog_engine::log::{Durability, Lane};
 use tidelog_engine::memory::Source;
 use tidelog_engine::path::Endurance;
@@ -74,7 +74,11 @@ fn devices_count_what_is_written(stage: &Stage) -> Result<String, Failure> {
     let pool = stage.open_alone()?;
     let on_each = BYTES / stage.specs.len() as u64;
     let before = endurance(&pool)?;
-    put(&pool, Lane { durability: Durability::Scratch, class: LifetimeClass::Step }, BYTES)?;
+    put(
+        &pool,
+        Lane { durability: Durability::Scratch, class: LifetimeClass::Step, copies: Copies::One },
+        BYTES,
+    )?;
     let (after, ours) = (endurance(&pool)?, pool.stats()?.reactor.devices);
     pool.close()?;
     let mut said = Vec::new();
@@ -110,7 +114,7 @@ fn remaining(pool: &Pool, devices: usize) -> Result<Vec<Vec<u64>>, Failure> {
     found.filter(|it| it.len() == devices).ok_or_else(|| "a device has no placement handles".into())
 }
 
-fn put(pool: &Pool, Lane { durability, class }: Lane, bytes: u64) -> Result<(), Failure> {
+fn put(pool: &Pool, Lane { durability, class, .. }: Lane, bytes: u64) -> Result<(), Failure> {
     let source = Source::from(vec![0x5C; bytes as usize]);
     let id = TensorId(1 + durability as u128 * 16 + class as u128);
     let options = PutOptions { lifetime: class, ..PutOptions::default() };

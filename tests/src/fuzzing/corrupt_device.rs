@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use arbitrary::{Result, Unstructured};
 use tidelog_engine::layout::{
-    BLOCK_BYTES, Change, Events, Geometry, GeometryRequest, HOLDERS_OFFSET, Holder, LogMark,
-    LogPoint, METADATA_OFFSET, SUPERBLOCK_OFFSET, ShareEvent, Superblock,
+    BLOCK_BYTES, Change, Copies, Events, Geometry, GeometryRequest, HOLDERS_OFFSET, Holder,
+    LogMark, LogPoint, METADATA_OFFSET, SUPERBLOCK_OFFSET, ShareEvent, Superblock,
 };
 use tidelog_engine::log::{EPOCHS_END, StripeMap};
 use tidelog_engine::units::ByteCount;
@@ -49,6 +49,7 @@ impl CorruptDevice {
             stripe_unit: *words.choose(&[ByteCount::kib(4), ByteCount::kib(16)])?,
             segment_bytes: None,
             shares: words.int_in_range(1..=2)?,
+            copies: Copies::One,
         };
         let geometry = Geometry::plan(&request).expect("four MiB are enough for two shares");
         let mut pool = Self {
@@ -98,6 +99,8 @@ impl CorruptDevice {
             index_in_segments,
             seals: index_in_segments,
             block_checksums: self.block_checksums(),
+            has_copies: index_in_segments,
+            copies: Copies::One,
         }
         .encode()
     }

@@ -2,7 +2,7 @@
 
 use arbitrary::{Result, Unstructured};
 use tidelog_engine::layout::{
-    BLOCK_BYTES, BlockFormat, Change, ChangeRecord, Checkpoint, HeldVersion, IndexParts,
+    BLOCK_BYTES, BlockFormat, Change, ChangeRecord, Checkpoint, Copies, HeldVersion, IndexParts,
     LifetimeClass, LogImage, RECORD_HEADER_BYTES, Run, Runs, Seal, TensorEntry, TensorId,
     blocks_for, encode_change,
 };
@@ -140,10 +140,14 @@ fn change(words: &mut Unstructured<'_>, stripes: Option<&StripeMap>) -> Result<C
             let mut word = |usual: u32| {
                 if wild { words.arbitrary() } else { words.int_in_range(0..=usual) }
             };
-            Ok(Run { segment: word(12)?, block: word(8)?, blocks: word(4)?.max(1) })
+            let run = Run::single(word(12)?, word(8)?, word(4)?.max(1));
+            let fits = run.block.max(run.blocks) < u32::MAX / 2;
+            let copies = if fits { *words.choose(&Copies::ALL)? } else { Copies::One };
+            let (block, blocks) = (run.block * copies.count(), run.blocks * copies.count());
+            Ok(Run { block, blocks, copies, ..run })
         })
         .collect::<Result<Runs>>()?;
-    let blocks: u64 = runs.iter().map(|run| u64::from(run.blocks)).sum();
+    let blocks: u64 = runs.iter().map(Run::tensor_blocks).sum();
     let length = (blocks * BLOCK_BYTES).saturating_sub(words.int_in_range(0..=4095)?);
     let pieces = stripes.map_or(3, |stripes| stripes.count(&runs).min(1000));
     let checksums = if words.ratio(1, 8)? { pieces + 1 } else { pieces };

@@ -1,8 +1,8 @@
 //! Inputs to begin with: one good example of everything, from which a fuzzer finds the bad ones.
 
 use tidelog_engine::layout::{
-    Change, ChangeRecord, Checkpoint, Checksums, Events, Geometry, GeometryRequest, HeldVersion,
-    Holder, LifetimeClass, Run, Runs, Seal, Superblock, TensorEntry, TensorId,
+    Change, ChangeRecord, Checkpoint, Checksums, Copies, Events, Geometry, GeometryRequest,
+    HeldVersion, Holder, LifetimeClass, Run, Runs, Seal, Superblock, TensorEntry, TensorId,
 };
 use tidelog_engine::units::ByteCount;
 
@@ -80,6 +80,7 @@ fn superblock() -> Vec<u8> {
         stripe_unit: ByteCount::kib(32),
         segment_bytes: None,
         shares: 3,
+        copies: Copies::Two,
     });
     let geometry = geometry.expect("64 MiB are enough for three shares");
     Superblock {
@@ -92,6 +93,8 @@ fn superblock() -> Vec<u8> {
         index_in_segments: true,
         seals: true,
         block_checksums: true,
+        has_copies: true,
+        copies: Copies::Two,
     }
     .encode()
 }
@@ -102,10 +105,7 @@ fn entry(name: Option<&str>, number: u128) -> TensorEntry {
         name: name.map(Into::into),
         length: 9000,
         class: LifetimeClass::Step,
-        runs: Runs::from_slice(&[
-            Run { segment: 1, block: 2, blocks: 1 },
-            Run { segment: 3, block: 0, blocks: 2 },
-        ]),
+        runs: Runs::from_slice(&[Run::single(1, 2, 1), Run::single(3, 0, 2)]),
         checksums: Checksums::from_slice(&[7, 8, 9]),
     }
 }

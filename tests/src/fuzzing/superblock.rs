@@ -2,7 +2,8 @@
 
 use arbitrary::Unstructured;
 use tidelog_engine::layout::{
-    BLOCK_BYTES, Events, Geometry, GeometryRequest, Holder, METADATA_OFFSET, SHARES_MAX, Superblock,
+    BLOCK_BYTES, Copies, Events, Geometry, GeometryRequest, Holder, METADATA_OFFSET, SHARES_MAX,
+    Superblock,
 };
 use tidelog_engine::units::ByteCount;
 
@@ -85,6 +86,7 @@ fn check_plan(words: &mut Unstructured<'_>) {
         stripe_unit: ByteCount(1_u64.checked_shl(unit_bits.into()).unwrap_or(0)),
         segment_bytes: segment.map(ByteCount),
         shares: shares.into(),
+        copies: Copies::One,
     };
     let Ok(geometry) = Geometry::plan(&request) else { return };
     check_geometry(&geometry);

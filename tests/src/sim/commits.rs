@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tidelog_engine::layout::LifetimeClass;
+use tidelog_engine::layout::{Copies, LifetimeClass};
 use tidelog_engine::memory::Source;
 use tidelog_engine::pool::{Batch, Commit, CommitError, PutOptions};
 
@@ -77,7 +77,10 @@ impl Runner<'_> {
         let mut changes = Changes::new();
         for &(id, content, class) in puts {
             let lifetime = LifetimeClass::ALL[usize::from(class)];
-            let options = PutOptions { lifetime, ..PutOptions::default() };
+            // What is to have two says nothing: the pool was formatted so.
+            let copies = self.script.copies(true, content);
+            let copies = (copies == Copies::One).then_some(copies);
+            let options = PutOptions { lifetime, copies, ..PutOptions::default() };
             let source = self.source(content)?;
             match batch.put(durable(id), source, options) {
                 Ok(ticket) => {

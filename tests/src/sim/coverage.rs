@@ -47,6 +47,7 @@ pub enum FaultSeen {
     HurtHolder,
     UnreadableHolder,
     HurtTensor,
+    HurtCopy,
     UnreadableTensor,
     HurtElsewhere,
 }
@@ -68,7 +69,7 @@ pub enum Under {
     Open,
 }
 
-const STRUCK: [FaultSeen; 40] = [
+const STRUCK: [FaultSeen; 41] = [
     FaultSeen::ReadError,
     FaultSeen::ReadShort,
     FaultSeen::ReadCorrupt,
@@ -107,6 +108,7 @@ const STRUCK: [FaultSeen; 40] = [
     FaultSeen::HurtHolder,
     FaultSeen::UnreadableHolder,
     FaultSeen::HurtTensor,
+    FaultSeen::HurtCopy,
     FaultSeen::UnreadableTensor,
     FaultSeen::HurtElsewhere,
 ];
@@ -167,6 +169,7 @@ fn can_meet(struck: FaultSeen, under: Under) -> bool {
         | FaultSeen::HurtHolder
         | FaultSeen::UnreadableHolder
         | FaultSeen::HurtTensor
+        | FaultSeen::HurtCopy
         | FaultSeen::UnreadableTensor
         | FaultSeen::HurtElsewhere => under == Under::Open,
         // Commits have ended before a disk stalls, so that nothing but the stall holds up what is

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use tidelog_engine::layout::TensorId;
+use tidelog_engine::layout::{Copies, TensorId};
 use tidelog_engine::path::sim::{SimDisk, SimProfile};
 use tidelog_engine::pool::{FormatOptions, Pool, TensorKey};
 use tidelog_engine::schedule::Ticket;
@@ -84,7 +84,7 @@ pub(super) type Check = Result<(), String>;
 
 /// A script under way.
 pub struct Runner<'a> {
-    script: &'a Script,
+    pub(super) script: &'a Script,
     disks: Vec<SimDisk>,
     pub(super) pool: Option<Pool>,
     pub(super) model: Model,
@@ -139,6 +139,7 @@ impl<'a> Runner<'a> {
         let options = FormatOptions {
             stripe_unit: ByteCount::kib(script.stripe_kib),
             pool_id: Some(u128::from(script.seed) + 1),
+            copies: if script.mirrors { Copies::Two } else { Copies::One },
             ..FormatOptions::default()
         };
         Pool::format(&disks, &options).expect("blank disks can be formatted");

@@ -3,6 +3,7 @@
 use super::harm::{self, Harm};
 use super::model::Content;
 use super::{sealing, trouble};
+use tidelog_engine::layout::Copies;
 use tidelog_random::Random;
 
 /// One act. Ids and numbers are what they are whatever happened before.
@@ -149,6 +150,8 @@ pub struct Script {
     pub logical_block: u32,
     /// Bytes of one stripe unit, in KiB.
     pub stripe_kib: u64,
+    /// True if tensors have two copies, most durable ones and some others.
+    pub mirrors: bool,
     /// Acts of the run.
     pub acts: Vec<Act>,
 }
@@ -191,6 +194,12 @@ const FAULTS: usize = 8;
 const BURST_EVERY: usize = 40;
 
 impl Script {
+    /// Returns the copies that a tensor has.
+    pub(super) fn copies(&self, durable: bool, content: Content) -> Copies {
+        let has_two = if durable { content.salt % 4 != 0 } else { content.salt % 4 == 1 };
+        if self.mirrors && has_two { Copies::Two } else { Copies::One }
+    }
+
     /// Makes the script of a seed, with `length` acts.
     pub fn new(seed: u64, length: usize) -> Self {
         let mut random = Random::new(seed ^ 0x0074_6964_656C_6F67);
@@ -238,7 +247,9 @@ impl Script {
         sealing::strew(&mut acts, seed, tensors);
         trouble::strew(&mut acts, seed, disks);
         harm::strew(&mut acts, seed, disks);
-        Self { seed, disks, logical_block, stripe_kib, acts }
+        // From a sequence of its own: other scripts are what they were.
+        let mirrors = disks > 1 && Random::new(seed ^ 0x6D69_7272_6F72).chance(3);
+        Self { seed, disks, logical_block, stripe_kib, mirrors, acts }
     }
 }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use tidelog_command_line::{FormatExit, OutputFormat, parse_size};
+use tidelog_engine::pool::Copies;
 use tidelog_engine::pool::inspect::DropName;
 use tidelog_engine::units::ByteCount;
 
@@ -33,7 +34,8 @@ or anything else that is not blank is written only if it is named twice:
 
 What an interrupted format has left counts as blank.
 
-A pool has no redundancy: losing one device loses the tensors of the whole pool.";
+Tensors have no redundancy but by --copies 2, which durable ones have then: what one device has lost is
+read from another. Scratch has none.";
 
 const LBA_HELP: &str = "\
 An LBA format says how a namespace is divided into blocks. Most drives are delivered with blocks of
@@ -161,6 +163,10 @@ pub struct FormatArgs {
     /// Parts into which the pool is divided; each may be owned by one process
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     pub shares: u32,
+    /// Copies of each durable tensor, on as many devices: with 2 any one device may lose what it
+    /// holds, and tensors take twice the space
+    #[arg(long, value_name = "COUNT", default_value = "1", value_parser = parse_copies)]
+    pub copies: Copies,
     /// Percentage of every device that is never written, so that the drives wear less (0 to 90)
     #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=90))]
     pub over_provision: u8,
@@ -175,6 +181,12 @@ pub struct FormatArgs {
     /// vfat)
     #[arg(long)]
     pub sparse: bool,
+}
+
+/// Reads a number of copies.
+fn parse_copies(text: &str) -> Result<Copies, String> {
+    let copies = Copies::ALL.into_iter().find(|copies| copies.to_string() == text);
+    copies.ok_or_else(|| "tensors have 1 or 2 copies".to_owned())
 }
 
 /// Arguments of commands that look at a pool.

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_void};
 use std::ops::Range;
 
-use tidelog_engine::layout::{LifetimeClass, TensorId};
+use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::{Destination, ForeignDestination, ForeignSource, Source};
 use tidelog_engine::pool::{Pool, PutOptions};
 use tidelog_engine::schedule::{Ticket, Urgency};
@@ -139,7 +139,7 @@ pub(super) fn submit_put(
     flags: u32,
 ) -> Result<Ticket, Failure> {
     let urgency = urgency(flags)?;
-    let options = PutOptions { lifetime: LifetimeClass::Step, urgency, notify: None };
+    let options = PutOptions { urgency, ..PutOptions::default() };
     Ok(pool.put(name, source, options)?)
 }
 

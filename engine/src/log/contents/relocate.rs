@@ -100,7 +100,7 @@ impl Contents {
         let relocations = self
             .residents(victim.segment)
             .into_iter()
-            .filter_map(|version| self.begin_relocation(version, victim.segment))
+            .filter_map(|version| self.begin_relocation(version, victim))
             .collect();
         Some(Reclamation { victim, relocations })
     }
@@ -226,9 +226,11 @@ impl Contents {
         versions.filter(lies_here).cloned().collect()
     }
 
-    fn begin_relocation(&mut self, version: Arc<Version>, segment: u32) -> Option<Relocation> {
+    fn begin_relocation(&mut self, version: Arc<Version>, victim: Victim) -> Option<Relocation> {
+        let Victim { segment, lane: Lane { copies, .. }, .. } = victim;
         let version = self.pin_version(version);
-        let lane = Lane { durability: version.durability, class: version.entry.class.longer() };
+        let Version { durability, entry, .. } = &*version;
+        let lane = Lane { durability: *durability, class: entry.class.longer(), copies };
         let mut stretches = stretches_in(&version.entry, segment);
         let mut runs = Runs::new();
         for stretch in &mut stretches {
@@ -260,7 +262,7 @@ fn stretches_in(entry: &TensorEntry, segment: u32) -> Vec<RunGroup> {
     let mut stretches: Vec<RunGroup> = Vec::new();
     let mut start = 0;
     for (index, run) in entry.runs.iter().enumerate() {
-        let end = (start + u64::from(run.blocks) * BLOCK_BYTES).min(entry.length);
+        let end = (start + run.tensor_blocks() * BLOCK_BYTES).min(entry.length);
         if run.segment == segment {
             match stretches.last_mut() {
                 Some(last) if last.runs.end == index => {

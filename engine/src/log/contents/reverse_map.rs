@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     fn run(segment: u32, block: u32) -> Run {
-        Run { segment, block, blocks: 1 }
+        Run::single(segment, block, 1)
     }
 
     #[test]

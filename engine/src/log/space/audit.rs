@@ -35,6 +35,9 @@ impl Space {
                 State::Open(lane) | State::Sealed(lane) if lane.durability != durability => {
                     return Err(format!("{durability:?} {run:?} lies in a segment of {lane:?}"));
                 }
+                State::Open(lane) | State::Sealed(lane) if lane.copies != run.copies => {
+                    return Err(format!("{run:?} lies in a segment of {lane:?}"));
+                }
                 State::Open(_) | State::Sealed(_) => counts[index as usize][kind] += run.blocks,
             }
             let base = index as usize * self.segment_blocks as usize;

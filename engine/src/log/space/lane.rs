@@ -1,6 +1,6 @@
 //! The append streams of the log.
 
-use crate::layout::LifetimeClass;
+use crate::layout::{Copies, LifetimeClass};
 
 /// Durability of a tensor beyond the process that wrote it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -11,19 +11,21 @@ pub enum Durability {
     Durable,
 }
 
-/// An append stream of the log: what it holds has the same durability and dies at about the same
-/// time.
+/// An append stream of the log: what it holds has the same durability and as many copies, and dies
+/// at about the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Lane {
     /// Durability of the tensors.
     pub durability: Durability,
     /// Probable lifetime of the lane's tensors.
     pub class: LifetimeClass,
+    /// Number of copies of each tensor.
+    pub copies: Copies,
 }
 
 pub(super) const CLASSES: usize = LifetimeClass::ALL.len();
 /// Number of lanes of a share, if they differ by lifetime.
-pub const LANES: usize = 2 * CLASSES;
+pub const LANES: usize = 2 * Copies::ALL.len() * CLASSES;
 
 impl Lane {
     /// Returns the place among all lanes.
@@ -32,14 +34,13 @@ impl Lane {
             Durability::Scratch => 0,
             Durability::Durable => CLASSES,
         };
-        base + self.class as usize
+        let further = self.copies.count() as usize - 1;
+        2 * CLASSES * further + base + self.class as usize
     }
 
-    /// Iterates over this lane, then the others of its durability.
+    /// Iterates over this lane, then the others of its durability and copies.
     pub(super) fn family(self) -> impl Iterator<Item = Self> {
         let others = LifetimeClass::ALL.into_iter().filter(move |class| *class != self.class);
-        std::iter::once(self.class)
-            .chain(others)
-            .map(move |class| Self { durability: self.durability, class })
+        std::iter::once(self.class).chain(others).map(move |class| Self { class, ..self })
     }
 }

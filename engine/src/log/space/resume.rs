@@ -1,13 +1,13 @@
 //! Going on where an earlier process ended.
 
 use super::{Durability, Lane, Space, State};
-use crate::layout::{LifetimeClass, Run};
+use crate::layout::{Copies, LifetimeClass, Run};
 
 impl Space {
     /// Recovery found a live durable tensor in these runs. [`Self::resume`] ends recovery.
     pub fn adopt(&mut self, runs: &[Run], class: LifetimeClass) {
-        let lane = Lane { durability: Durability::Durable, class };
         for run in runs {
+            let lane = Lane { durability: Durability::Durable, class, copies: run.copies };
             let segment = self.segment(run);
             if segment.state == State::Free {
                 segment.state = State::Sealed(lane);
@@ -24,8 +24,11 @@ impl Space {
     pub fn resume(&mut self) {
         let Self { segments, free, open, .. } = self;
         free.retain(|&index| segments[index as usize].state == State::Free);
-        for class in LifetimeClass::ALL {
-            let lane = Lane { durability: Durability::Durable, class };
+        let lanes = Copies::ALL.into_iter().flat_map(|copies| {
+            let durability = Durability::Durable;
+            LifetimeClass::ALL.map(|class| Lane { durability, class, copies })
+        });
+        for lane in lanes {
             let candidates = segments.iter_mut().enumerate().filter(|(_, segment)| {
                 segment.state == State::Sealed(lane) && segment.filled < self.segment_blocks
             });

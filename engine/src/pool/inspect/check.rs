@@ -2,8 +2,8 @@
 
 use std::sync::atomic::AtomicU64;
 
-use super::damage::{Damage, DamagedTensor, Unsettled};
-use super::tensors::{ReadableVersion, Reader, WINDOW_BYTES};
+use super::damage::{Damage, DamagedTensor, DamagedTensorCopy, Unsettled};
+use super::tensors::{Findings, ReadableVersion, Reader, WINDOW_BYTES};
 use super::{devices, shares};
 use crate::layout::{Geometry, Superblock};
 use crate::log::StripeMap;
@@ -19,7 +19,7 @@ use crate::units::ByteCount;
 /// Progress of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckProgress {
-    /// Tensor bytes that have been read and compared.
+    /// Tensor bytes that have been read and compared, those of all copies.
     pub done: ByteCount,
     /// All there are.
     pub total: ByteCount,
@@ -53,6 +53,14 @@ impl CheckReport {
     pub fn unread_shares(&self) -> impl Iterator<Item = u32> {
         self.damage.iter().filter_map(|damage| match damage {
             Damage::Index { share, .. } => Some(*share),
+            _ => None,
+        })
+    }
+
+    /// The tensors of which one copy is damaged, by the device that has it.
+    pub fn damaged_copies(&self) -> impl Iterator<Item = &DamagedTensorCopy> {
+        self.damage.iter().filter_map(|damage| match damage {
+            Damage::TensorCopy(copy) => Some(copy),
             _ => None,
         })
     }
@@ -102,8 +110,11 @@ fn check_members(
     }
     let bytes = ByteCount(tensors.iter().map(ReadableVersion::bytes).sum());
     let sealed = tensors.iter().filter(|version| !version.current).count() as u64;
-    let reader = Reader { reactor: &reactor, stripes: StripeMap::new(&geometry), bytes };
-    damage.extend(reader.damaged(&tensors, progress).into_iter().map(Damage::Tensor));
+    let stripes = StripeMap::new(&geometry);
+    let reader = Reader { reactor: &reactor, stripes, devices: &names };
+    let Findings { tensors: lost, copies } = reader.damaged(&tensors, progress);
+    damage.extend(copies.into_iter().map(Damage::TensorCopy));
+    damage.extend(lost.into_iter().map(Damage::Tensor));
     Ok(CheckReport {
         pool,
         geometry,

@@ -61,8 +61,19 @@ pub enum Damage {
         /// The device.
         device: String,
     },
+    /// One of two copies of a tensor.
+    TensorCopy(DamagedTensorCopy),
     /// A tensor.
     Tensor(DamagedTensor),
+}
+
+/// A durable tensor of which one copy is damaged on a device, and whole on another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DamagedTensorCopy {
+    /// The device that has the damaged copy.
+    pub device: String,
+    /// The tensor, and how much of this copy is damaged.
+    pub tensor: DamagedTensor,
 }
 
 /// A durable tensor of which bytes are lost.
@@ -179,6 +190,11 @@ impl fmt::Display for Damage {
                 out,
                 "{device}: the holder block of share {share} is damaged or missing, with its count of openings"
             ),
+            Self::TensorCopy(DamagedTensorCopy { device, tensor }) => {
+                let DamagedTensor { share, lost, length, why, .. } = tensor;
+                write!(out, "{device}: one of two copies of {}", tensor.called())?;
+                write!(out, " of share {share} is damaged, {lost} of {length}; the first: {why}")
+            }
             Self::Tensor(tensor) => write!(out, "{tensor}"),
         }
     }
@@ -186,13 +202,21 @@ impl fmt::Display for Damage {
 
 impl fmt::Display for DamagedTensor {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { share, id, name, seals, current, length, lost, why } = self;
+        let Self { share, length, lost, why, .. } = self;
+        let called = self.called();
+        write!(out, "{called} of share {share}: {lost} of {length} are lost; the first: {why}")
+    }
+}
+
+impl DamagedTensor {
+    /// Returns the name, with the seals that hold it.
+    fn called(&self) -> String {
+        let Self { id, name, seals, current, .. } = self;
         let key = TensorKey { id: *id, name: name.as_deref().map(Into::into) };
-        write!(out, "{key}")?;
-        if !seals.is_empty() {
-            let held = if *current { "which seals hold, too" } else { "as seals hold it" };
-            write!(out, ", {held} ({}),", seals.join(", "))?;
+        if seals.is_empty() {
+            return key.to_string();
         }
-        write!(out, " of share {share}: {lost} of {length} are lost; the first: {why}")
+        let held = if *current { "which seals hold, too" } else { "as seals hold it" };
+        format!("{key}, {held} ({}),", seals.join(", "))
     }
 }

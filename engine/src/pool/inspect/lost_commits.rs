@@ -62,9 +62,9 @@ pub fn lost_commits<Source: MemberSource>(
         let Some(commits) = found.lost.take() else { continue };
         let view = IndexView::of(&place, geometry, found, Vec::new());
         let read: Vec<ReadableVersion> = ReadableVersion::all(share, &view).collect();
-        let bytes = ByteCount(read.iter().map(ReadableVersion::bytes).sum());
-        let reader = Reader { reactor: &reactor, stripes: StripeMap::new(geometry), bytes };
-        let damaged = reader.damaged(&read, progress);
+        let (stripes, devices) = (StripeMap::new(geometry), &members.names());
+        let reader = Reader { reactor: &reactor, stripes, devices };
+        let damaged = reader.damaged(&read, progress).tensors;
         lost.push(LostShare { share, commits, tensors: view.tensors.len() as u64, damaged });
     }
     Ok(lost)

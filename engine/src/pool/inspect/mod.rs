@@ -21,7 +21,7 @@ mod view;
 mod wipe;
 
 pub use check::{CheckProgress, CheckReport, check};
-pub use damage::{Damage, DamagedTensor, Unsettled};
+pub use damage::{Damage, DamagedTensor, DamagedTensorCopy, Unsettled};
 pub use index::{CopyState, IndexCopy, IndexView};
 pub use lost::{DropError, DropName, Lost};
 pub use lost_commits::{LostShare, accept_lost_commits, lost_commits};

@@ -5,12 +5,14 @@ use std::io;
 use thiserror::Error;
 
 use super::check::{CheckProgress, CheckReport, check};
-use super::damage::Damage;
+use super::damage::{Damage, DamagedTensor};
 use super::lost::{DropError, DropName, Lost, named};
 use crate::layout::protective_mbr;
 use crate::path::MemberSource;
 use crate::pool::members::{Member, MemberAccess};
-use crate::pool::{CloseError, CommitError, DeleteError, OpenError, OpenOptions, Pool, SealError};
+use crate::pool::{
+    CloseError, CommitError, DeleteError, OpenError, OpenOptions, Pool, ScrubError, SealError,
+};
 
 /// Result of a repair.
 #[derive(Clone, Debug)]
@@ -49,14 +51,17 @@ pub enum RepairError {
     /// The lost tensors could not be dropped.
     #[error(transparent)]
     Commit(#[from] CommitError),
+    /// A damaged copy of a tensor could not be read.
+    #[error(transparent)]
+    Scrub(#[from] ScrubError),
     /// The share could not be given back.
     #[error(transparent)]
     Close(#[from] CloseError),
 }
 
-/// Checks the pool, writes damaged copies of its superblocks, index and protective MBR again from
-/// the good ones, drops what `drop_damaged` names and has lost bytes, and checks again. What is
-/// whole is not written. A device whose start is overwritten must have been accepted before.
+/// Checks the pool, writes damaged copies of its superblocks, index, tensors and protective MBR
+/// again from the good ones, drops what `drop_damaged` names and has lost bytes, and checks again.
+/// What is whole is not written. A device whose start is overwritten must have been accepted before.
 pub fn repair<Source: MemberSource>(
     sources: &[Source],
     drop_damaged: &[DropName],
@@ -91,6 +96,9 @@ pub fn repair<Source: MemberSource>(
         // it.
         let options = OpenOptions { share, buffered, huge_pages: false, ..sized(&before) };
         let pool = Pool::open(sources, &options)?;
+        for copy in before.damaged_copies().filter(|copy| copy.tensor.share == share) {
+            heal(&pool, &copy.tensor)?;
+        }
         let mut batch = pool.batch();
         for lost in &dropped {
             match lost {
@@ -104,6 +112,16 @@ pub fn repair<Source: MemberSource>(
     }
     let after = check(sources, buffered, progress)?;
     Ok(RepairReport { before, after, dropped })
+}
+
+/// Has a scrub write a damaged copy of a tensor again.
+fn heal(pool: &Pool, tensor: &DamagedTensor) -> Result<(), ScrubError> {
+    if tensor.current {
+        pool.scrub_tensor(tensor.id)?;
+    } else if let Some(seal) = tensor.seals.first() {
+        pool.scrub_seal(seal)?;
+    }
+    Ok(())
 }
 
 /// Staging memory must hold a stripe unit.

@@ -1,16 +1,16 @@
 //! Checks of tensors: every byte of them.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::check::CheckProgress;
-use super::damage::DamagedTensor;
+use super::damage::{DamagedTensor, DamagedTensorCopy};
 use super::index::IndexView;
-use crate::layout::TensorEntry;
+use crate::layout::{Copies, TensorEntry};
 use crate::log::StripeMap;
 use crate::memory::Destination;
 use crate::pool::pieces::{self, PieceGroup};
 use crate::schedule::{Finish, Reactor, Ticket, Transfer, Urgency};
-use crate::units::ByteCount;
+use crate::units::{ByteCount, DeviceIndex};
 
 /// Tensor bytes in one read, at least one stripe unit.
 pub(super) const WINDOW_BYTES: u64 = 8 << 20;
@@ -39,21 +39,61 @@ impl ReadableVersion {
     pub(super) fn bytes(&self) -> u64 {
         self.entry.length
     }
+
+    /// Returns the bytes of all copies.
+    pub(super) fn bytes_to_read(&self) -> u64 {
+        let copies = self.entry.runs.first().map_or(Copies::One, |run| run.copies);
+        self.entry.length * u64::from(copies.count())
+    }
+
+    fn damaged(&self, lost: u64, why: String) -> DamagedTensor {
+        let Self { share, entry, seals, current } = self;
+        DamagedTensor {
+            share: *share,
+            id: entry.id,
+            name: entry.name.as_deref().map(str::to_owned),
+            seals: seals.clone(),
+            current: *current,
+            length: ByteCount(entry.length),
+            lost: ByteCount(lost),
+            why,
+        }
+    }
+}
+
+/// Findings of reading tensors.
+#[derive(Default)]
+pub(super) struct Findings {
+    /// Tensors of which bytes are lost.
+    pub(super) tensors: Vec<DamagedTensor>,
+    /// Copies that are bad where the other one is whole, one for each tensor and device.
+    pub(super) copies: Vec<DamagedTensorCopy>,
 }
 
 /// Reads tensors back and compares them with their checksums.
 pub(super) struct Reader<'a> {
     pub(super) reactor: &'a Reactor,
     pub(super) stripes: StripeMap,
-    /// Size of all tensors.
-    pub(super) bytes: ByteCount,
+    /// The devices' names, in stripe order.
+    pub(super) devices: &'a [String],
 }
 
-/// Some neighbouring pieces of one tensor, on their way.
+/// Some neighbouring pieces of one copy of a tensor, on their way.
 struct Window {
     tensor: usize,
+    copy: usize,
     group: PieceGroup,
     ticket: Option<Ticket>,
+}
+
+/// Pieces of a tensor that are bad, by their first byte, in each copy.
+type BadPieces = [BTreeMap<u64, BadPiece>; 2];
+
+/// A piece that cannot be read, or is not what was written.
+struct BadPiece {
+    bytes: u64,
+    device: DeviceIndex,
+    why: String,
 }
 
 impl Reader<'_> {
@@ -61,67 +101,86 @@ impl Reader<'_> {
         &self,
         tensors: &[ReadableVersion],
         progress: &mut dyn FnMut(CheckProgress),
-    ) -> Vec<DamagedTensor> {
-        let mut losses = vec![(0_u64, None::<String>); tensors.len()];
+    ) -> Findings {
+        let mut bad: Vec<BadPieces> = tensors.iter().map(|_| BadPieces::default()).collect();
+        let total = ByteCount(tensors.iter().map(ReadableVersion::bytes_to_read).sum());
         let mut done = 0;
         let mut complete = |window: Window| {
-            let (lost, why) = self.end(&window);
-            let (bytes, first) = &mut losses[window.tensor];
-            *bytes += lost;
-            *first = first.take().or(why);
+            bad[window.tensor][window.copy].extend(self.end(&window));
             done += window.group.bytes();
-            progress(CheckProgress { done: ByteCount(done), total: self.bytes });
+            progress(CheckProgress { done: ByteCount(done), total });
         };
         let mut in_flight: VecDeque<Window> = VecDeque::new();
         for (index, ReadableVersion { entry: tensor, .. }) in tensors.iter().enumerate() {
             let whole = pieces::of_range(&self.stripes, tensor, 0..tensor.length, true);
             for group in pieces::groups(whole, WINDOW_BYTES) {
-                if in_flight.len() == WINDOWS_IN_FLIGHT {
-                    in_flight.pop_front().into_iter().for_each(&mut complete);
+                let first = group.map(|piece| Some(piece.alone()));
+                let second = group.map(|piece| Some(piece.swapped()?.alone()));
+                for (copy, group) in first.into_iter().chain(second).enumerate() {
+                    if in_flight.len() == WINDOWS_IN_FLIGHT {
+                        in_flight.pop_front().into_iter().for_each(&mut complete);
+                    }
+                    in_flight.push_back(self.start(index, copy, group));
                 }
-                in_flight.push_back(self.start(index, group));
             }
         }
         in_flight.into_iter().for_each(&mut complete);
-        let lost = tensors.iter().zip(losses).filter_map(|(read, (lost, why))| {
-            let ReadableVersion { share, entry: tensor, seals, current } = read;
-            Some(DamagedTensor {
-                share: *share,
-                id: tensor.id,
-                name: tensor.name.as_deref().map(str::to_owned),
-                seals: seals.clone(),
-                current: *current,
-                length: ByteCount(tensor.length),
-                lost: ByteCount(lost),
-                why: why?,
-            })
-        });
-        lost.collect()
+        let mut findings = Findings::default();
+        tensors.iter().zip(bad).for_each(|(read, bad)| self.judge(read, bad, &mut findings));
+        findings
     }
 
-    fn start(&self, tensor: usize, group: PieceGroup) -> Window {
+    /// Tells what is lost in all copies from what another copy still has.
+    fn judge(
+        &self,
+        read: &ReadableVersion,
+        [mut first, mut second]: BadPieces,
+        findings: &mut Findings,
+    ) {
+        let has_one = read.bytes_to_read() == read.bytes();
+        let lost: Vec<u64> =
+            first.keys().copied().filter(|start| has_one || second.contains_key(start)).collect();
+        let (mut bytes, mut why) = (0, None);
+        for start in lost {
+            second.remove(&start);
+            let Some(piece) = first.remove(&start) else { continue };
+            bytes += piece.bytes;
+            why.get_or_insert(piece.why);
+        }
+        findings.tensors.extend(why.map(|why| read.damaged(bytes, why)));
+        let mut by_device: BTreeMap<DeviceIndex, (u64, String)> = BTreeMap::new();
+        for BadPiece { bytes, device, why } in first.into_values().chain(second.into_values()) {
+            by_device.entry(device).or_insert((0, why)).0 += bytes;
+        }
+        findings.copies.extend(by_device.into_iter().map(|(device, (bytes, why))| {
+            DamagedTensorCopy {
+                device: self.devices[usize::from(device.0)].clone(),
+                tensor: read.damaged(bytes, why),
+            }
+        }));
+    }
+
+    fn start(&self, tensor: usize, copy: usize, group: PieceGroup) -> Window {
         // What cannot even be submitted shows again, piece by piece, at the window's end.
         let ticket = self.submit(&group).ok();
-        Window { tensor, group, ticket }
+        Window { tensor, copy, group, ticket }
     }
 
-    /// Bytes of the window that are lost, and why the first of them are.
-    fn end(&self, window: &Window) -> (u64, Option<String>) {
+    /// The bad pieces of the window, by their first byte in the tensor.
+    fn end(&self, window: &Window) -> Vec<(u64, BadPiece)> {
         if window.ticket.as_ref().is_some_and(|ticket| ticket.wait().is_ok()) {
-            return (0, None);
+            return Vec::new();
         }
-        let (mut lost, mut first) = (0, None);
-        for piece in window.group.apart() {
-            let failure = match self.submit(&piece) {
-                Ok(ticket) => ticket.wait().err().map(|error| error.to_string()),
-                Err(why) => Some(why),
+        let bad = window.group.apart().filter_map(|piece| {
+            let why = match self.submit(&piece) {
+                Ok(ticket) => ticket.wait().err()?.to_string(),
+                Err(why) => why,
             };
-            if let Some(why) = failure {
-                lost += piece.bytes();
-                first.get_or_insert(format!("at byte {} of the tensor, {why}", piece.range.start));
-            }
-        }
-        (lost, first)
+            let (start, device) = (piece.range.start, piece.pieces[0].device);
+            let why = format!("at byte {start} of the tensor, {why}");
+            Some((start, BadPiece { bytes: piece.bytes(), device, why }))
+        });
+        bad.collect()
     }
 
     fn submit(&self, group: &PieceGroup) -> Result<Ticket, String> {

@@ -346,7 +346,7 @@ fn overfull(disks: &[SimDisk], crowded: bool) -> LogPlace {
 
 fn everything(place: &LogPlace, geometry: &Geometry) -> TensorEntry {
     let blocks = geometry.segment_blocks() as u32;
-    let run = |segment| Run { segment, block: 0, blocks };
+    let run = |segment| Run::single(segment, 0, blocks);
     let runs: Runs = place.segments().map(run).collect();
     let length = u64::from(geometry.segments) * geometry.segment_blocks() * BLOCK_BYTES;
     let checksums: Checksums = (0..place.stripes.count(&runs) as u32).collect();

@@ -2,6 +2,7 @@
 
 mod behaviour;
 mod commits;
+mod copies;
 mod durable;
 mod events;
 mod format;

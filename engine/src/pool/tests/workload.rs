@@ -73,7 +73,9 @@ impl Program {
 
     fn options(&mut self) -> PutOptions {
         let lifetime = LifetimeClass::ALL[self.random.below(3) as usize];
-        PutOptions { lifetime, ..PutOptions::default() }
+        let may = self.pool.description().geometry.check_copies(Copies::Two).is_ok();
+        let copies = (may && self.random.chance(3)).then_some(Copies::Two);
+        PutOptions { lifetime, copies, ..PutOptions::default() }
     }
 
     fn put(&mut self) {
@@ -121,8 +123,11 @@ impl Program {
 
     /// A put that needs no reclamation, which would wait for disks that stand still.
     fn put_if_it_fits(&mut self) {
-        let (id, content, options) = (self.scratch_id(), self.content(), self.options());
-        let lane = Lane { durability: Durability::Scratch, class: options.lifetime };
+        let (id, content) = (self.scratch_id(), self.content());
+        // A first second copy would wait for the superblocks.
+        let options = PutOptions { copies: None, ..self.options() };
+        let (class, copies) = (options.lifetime, Copies::One);
+        let lane = Lane { durability: Durability::Scratch, class, copies };
         let request =
             PutRequest { id: TensorId(id), name: None, length: content.len() as u64, lane };
         let begun = self.pool.0.shared.contents().begin_apart(request);
@@ -236,7 +241,8 @@ impl Program {
             let (content, options) = (self.content(), self.options());
             match batch.put(TensorId(id), Source::from(content.clone()), options) {
                 Ok(_) => drop(after.insert(id, content)),
-                Err(PutError::PoolFull { .. }) => (),
+                // The fault of the batch may have hit the superblocks.
+                Err(PutError::PoolFull { .. } | PutError::Announce(_)) => (),
                 Err(error) => panic!("{}: {error}", self.at()),
             }
         }

@@ -114,7 +114,7 @@ fn closing_ends_what_was_submitted_and_takes_no_more() {
     assert_eq!(reactor.close(), Ok(()));
     assert_eq!(
         ticket.poll(),
-        Some(Ok(Done { bytes: 1 << 20, matched: true, waited: Duration::ZERO }))
+        Some(Ok(Done { bytes: 1 << 20, matched: true, waited: Duration::ZERO, healed: 0 }))
     );
     let stripe = CHUNK as usize;
     assert_eq!(disks[1].peek(0, stripe), tensor[stripe..2 * stripe]);
@@ -168,7 +168,7 @@ fn a_reactor_dropped_inside_a_finish_ends_without_deadlock() {
     go.send(()).unwrap();
     assert_eq!(
         ticket.wait_timeout(SOON),
-        Some(Ok(Done { bytes: 10, matched: true, waited: Duration::ZERO }))
+        Some(Ok(Done { bytes: 10, matched: true, waited: Duration::ZERO, healed: 0 }))
     );
 }
 

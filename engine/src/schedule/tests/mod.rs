@@ -289,6 +289,9 @@ fn a_transfer_of_nothing_ends_well() {
     let pieces = Vec::new();
     let transfer = Transfer::Write { source: Vec::new().into(), pieces };
     let ticket = reactor.submit(transfer, Urgency::Ahead, None, nothing()).unwrap();
-    assert_eq!(ticket.wait(), Ok(Done { bytes: 0, matched: true, waited: Duration::ZERO }));
+    assert_eq!(
+        ticket.wait(),
+        Ok(Done { bytes: 0, matched: true, waited: Duration::ZERO, healed: 0 })
+    );
     assert_eq!(read(&reactor, 0, &[]), Ok(Vec::new()));
 }

@@ -99,7 +99,10 @@ fn a_cancel_that_comes_too_late_changes_nothing() {
     ticket.cancel();
     ticket.expedite();
     assert_eq!(reactor.flush(&[DeviceIndex(0)]), Ok(()));
-    assert_eq!(ticket.poll(), Some(Ok(Done { bytes: 10, matched: true, waited: Duration::ZERO })));
+    assert_eq!(
+        ticket.poll(),
+        Some(Ok(Done { bytes: 10, matched: true, waited: Duration::ZERO, healed: 0 }))
+    );
 }
 
 #[test]

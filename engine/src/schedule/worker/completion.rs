@@ -1,8 +1,8 @@
 //! Completions of the path: processed, compared with its checksum, or read once more.
 
-use super::{PieceInFlight, Worker};
+use super::{Leg, PieceInFlight, Worker};
 use crate::memory::{DmaBuffer, Memory};
-use crate::path::{Action, Completion};
+use crate::path::{Action, Completion, OperationKind};
 use crate::schedule::active::Job;
 use crate::schedule::transfer::TransferError;
 
@@ -27,11 +27,11 @@ impl Worker {
             return self.keep(flight, buffer);
         };
         active.in_flight -= 1;
-        let piece = active.pieces[flight.piece];
+        let (piece, kind) = (active.placed(flight), active.kind_of(flight));
         let counters = &self.counters[usize::from(piece.device.0)];
-        counters.ended(active.job.kind(), piece.extent().length.0, result.is_err());
+        counters.ended(kind, piece.extent().length.0, result.is_err());
         if !self.options.stepped {
-            let well = result.is_ok().then(|| active.job.kind());
+            let well = result.is_ok().then_some(kind);
             counters.answered(flight.began, self.now, well);
         }
         if active.is_reached() {
@@ -42,7 +42,11 @@ impl Worker {
             self.chunks.lose(flight.device);
         }
         match (result, buffer) {
-            (Ok(()), Some(chunk)) if piece.checksum.is_some() && active.wants_bytes() => {
+            (Ok(()), Some(chunk))
+                if piece.checksum.is_some()
+                    && active.wants_bytes()
+                    && kind == OperationKind::Read =>
+            {
                 active.unchecked += 1;
                 self.unchecked.push_back((flight, chunk));
             }
@@ -76,12 +80,57 @@ impl Worker {
             return self.keep(flight, Some(chunk));
         };
         active.unchecked -= 1;
-        let failure = active.mismatch(flight.piece, &chunk);
+        let failure = active.mismatch(flight, &chunk);
         self.accept(flight, failure, Some(chunk));
     }
 
     /// A piece has come back, checked where that is to be, or has failed.
     pub(super) fn accept(
+        &mut self,
+        flight: PieceInFlight,
+        mut failure: Option<TransferError>,
+        buffer: Option<DmaBuffer>,
+    ) {
+        let Some(active) = self.transfers.get_mut(&flight.transfer) else {
+            return self.keep(flight, buffer);
+        };
+        let counters = &self.counters[usize::from(flight.device.0)];
+        if flight.leg == Leg::Heal && failure.take().is_none() {
+            active.was_healed();
+            counters.was_healed();
+        }
+        let mismatch = matches!(failure, Some(TransferError::Checksum { .. }));
+        let again = |failure: &TransferError| {
+            !flight.again && active.wants_bytes() && may_read_again(failure)
+        };
+        match (failure, buffer) {
+            // A flip on the way to us does not repeat, nor does every error; rot on the medium
+            // does.
+            (Some(failure), Some(chunk)) if again(&failure) => {
+                if mismatch {
+                    counters.mismatched(false);
+                }
+                self.launch_later(PieceInFlight { again: true, ..flight }, Action::read(chunk));
+            }
+            (failure, buffer) => {
+                if mismatch {
+                    counters.mismatched(true);
+                }
+                if flight.leg == Leg::Second && failure.is_none() && active.wants_bytes() {
+                    let first = active.pieces[flight.piece].device;
+                    self.counters[usize::from(first.0)].was_read_elsewhere();
+                }
+                match active.next_leg(flight, failure.as_ref()) {
+                    Some(leg) => self.go_on(PieceInFlight { leg, ..flight }, failure, buffer),
+                    None => self.end_piece(flight, failure, buffer),
+                }
+            }
+        }
+        self.settle(flight.transfer);
+    }
+
+    /// A piece goes on to its other copy. `failure` is what counts if its memory never came back.
+    fn go_on(
         &mut self,
         flight: PieceInFlight,
         failure: Option<TransferError>,
@@ -90,34 +139,40 @@ impl Worker {
         let Some(active) = self.transfers.get_mut(&flight.transfer) else {
             return self.keep(flight, buffer);
         };
-        let piece = active.pieces[flight.piece];
-        let counters = &self.counters[usize::from(piece.device.0)];
-        match (failure, buffer) {
-            // A flip on the way to us does not repeat, nor does every error; rot on the medium
-            // does.
-            (Some(failure), Some(chunk))
-                if !flight.again && active.wants_bytes() && may_read_again(&failure) =>
-            {
-                if matches!(failure, TransferError::Checksum { .. }) {
-                    counters.mismatched(false);
+        let device = active.placed(flight).device;
+        let has_chunk = buffer.is_some() && active.parts().is_none();
+        let on = PieceInFlight { device, again: false, ..flight };
+        match active.action(on, buffer) {
+            Some(action) => {
+                if has_chunk {
+                    self.chunks.pass(flight.device, device);
                 }
-                self.read_again(flight, Action::read(chunk));
+                self.launch_later(on, action);
             }
+            None => self.end_piece(flight, failure, None),
+        }
+    }
+
+    /// A piece goes nowhere any more.
+    fn end_piece(
+        &mut self,
+        flight: PieceInFlight,
+        failure: Option<TransferError>,
+        buffer: Option<DmaBuffer>,
+    ) {
+        let Some(active) = self.transfers.get_mut(&flight.transfer) else {
+            return self.keep(flight, buffer);
+        };
+        match (failure, buffer) {
             (None, Some(chunk)) if active.fills_gpu() => self.begin_copy_in(flight, chunk),
             (failure, buffer) => {
                 match failure {
                     None => active.landed(flight.piece, buffer.as_ref()),
-                    Some(failure) => {
-                        if matches!(failure, TransferError::Checksum { .. }) {
-                            counters.mismatched(true);
-                        }
-                        self.report_failure(flight.transfer, failure);
-                    }
+                    Some(failure) => self.report_failure(flight.transfer, failure),
                 }
                 self.take_back(flight, buffer);
             }
         }
-        self.settle(flight.transfer);
     }
 
     /// Processes a buffer that no device has any more: a part of its transfer's memory, or a chunk.
@@ -136,48 +191,48 @@ impl Worker {
         }
     }
 
-    /// Has a piece read once more as soon as its device has room, which others may have taken
-    /// meanwhile.
-    pub(super) fn read_again(&mut self, flight: PieceInFlight, read: Action) {
+    /// Has a piece read once more, or go on, as soon as its device has room, which others may have
+    /// taken meanwhile.
+    pub(super) fn launch_later(&mut self, flight: PieceInFlight, action: Action) {
         if let Some(active) = self.transfers.get_mut(&flight.transfer) {
             active.unchecked += 1;
         }
-        self.again.push_back((PieceInFlight { again: true, ..flight }, read));
+        self.again.push_back((flight, action));
     }
 
-    /// Reads once more what waits for it, before anything else is begun; returns whether anything
+    /// Launches what waits for its device, before anything else is begun; returns whether anything
     /// moved.
     pub(super) fn launch_again(&mut self) -> bool {
         let waiting = self.again.len();
         for _ in 0..waiting {
-            let Some((flight, read)) = self.again.pop_front() else { break };
-            self.launch_one_again(flight, read);
+            let Some((flight, action)) = self.again.pop_front() else { break };
+            self.launch_one_again(flight, action);
         }
         self.again.len() < waiting
     }
 
-    fn launch_one_again(&mut self, flight: PieceInFlight, read: Action) {
+    fn launch_one_again(&mut self, flight: PieceInFlight, action: Action) {
         let Some(active) = self.transfers.get_mut(&flight.transfer) else {
-            return self.keep(flight, read.into_buffer());
+            return self.keep(flight, action.into_buffer());
         };
-        let piece = active.pieces[flight.piece];
-        let wanted = active.wants_bytes();
+        let piece = active.placed(flight);
+        let wanted = active.is_wanted();
         if wanted && !self.flights.has_room(piece.device) {
-            return self.again.push_back((flight, read));
+            return self.again.push_back((flight, action));
         }
         active.unchecked -= 1;
         if !wanted {
-            self.take_back(flight, read.into_buffer());
-        } else if let Err(refused) = self.launch(flight, read) {
+            self.take_back(flight, action.into_buffer());
+        } else if let Err((refused, buffer)) = self.offer(flight, action) {
             // The table has room, so the path has.
             let full = || TransferError::Refused {
                 device: piece.device,
                 offset: piece.offset,
                 tensor_offset: piece.tensor_offset,
-                reason: "the queue has no room to read it again",
+                reason: "the queue has no room to go on with it",
                 about: Box::default(),
             };
-            self.report_failure(flight.transfer, refused.unwrap_or_else(full));
+            self.accept(flight, Some(refused.unwrap_or_else(full)), buffer);
         }
         self.settle(flight.transfer);
     }

@@ -163,7 +163,7 @@ impl Worker {
         let Some(active) = self.transfers.get_mut(&flight.transfer) else { return };
         let tensor_offset = piece.tensor_offset;
         let failure = match (result, checksum) {
-            (Ok(()), Some(found)) => active.summed(flight.piece, found),
+            (Ok(()), Some(found)) => active.summed(flight, found),
             (Ok(()), None) => {
                 let why = "the data path took no checksum of it".into();
                 Some(TransferError::of_gpu(GpuError(why), tensor_offset))
@@ -172,19 +172,15 @@ impl Worker {
                 Some(TransferError::Device { tensor_offset, error, about: Box::default() })
             }
         };
-        if let Some(failure) = failure {
-            let again = !flight.again && active.wants_bytes() && may_read_again(&failure);
-            if matches!(failure, TransferError::Checksum { .. }) {
-                self.counters[usize::from(piece.device.0)].mismatched(!again);
-            }
-            match active.reach(piece).filter(|_| again) {
-                Some(read) => self.read_again(flight, read),
-                None => self.report_failure(flight.transfer, failure),
-            }
-        } else {
-            active.landed(flight.piece, None);
+        let is_again = flight.again || !active.wants_bytes();
+        let read = failure.as_ref().filter(|it| !is_again && may_read_again(it));
+        let Some(read) = read.and_then(|_| active.reach(piece)) else {
+            return self.accept(flight, failure, None);
+        };
+        if matches!(failure, Some(TransferError::Checksum { .. })) {
+            self.counters[usize::from(piece.device.0)].mismatched(false);
         }
-        self.settle(flight.transfer);
+        self.launch_later(PieceInFlight { again: true, ..flight }, read);
     }
 
     /// Begins to copy the next piece of a write, or of a verification, from the GPU.

@@ -27,12 +27,16 @@ impl Runner<'_> {
             return Err(format!("the parts do not sum to the whole: {space:?}"));
         }
         self.process_completions()?;
-        let blocks = |content: &Content| u64::from(content.length).div_ceil(4096) * 4096;
-        let tensors = self.model.scratch.values().chain(self.model.durable.values());
-        let standing: u64 = tensors.map(blocks).sum();
+        let blocks = |durable: bool, content: &Content| {
+            let copies = u64::from(self.script.copies(durable, *content).count());
+            u64::from(content.length).div_ceil(4096) * 4096 * copies
+        };
+        let scratch = self.model.scratch.values().map(|content| blocks(false, content));
+        let durable = self.model.durable.values().map(|content| blocks(true, content));
+        let standing: u64 = scratch.chain(durable).sum();
         let coming = self.commits.iter().flat_map(Started::holds);
         let held = self.model.held_alone(coming);
-        let sealed: u64 = held.iter().map(|(.., content)| blocks(content)).sum();
+        let sealed: u64 = held.iter().map(|(_, durable, content)| blocks(*durable, content)).sum();
         let live = standing + sealed;
         if (space.live.0, space.sealed.0) != (live, sealed) {
             let (found, alone) = (space.live, space.sealed);

@@ -3,13 +3,16 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use tidelog_engine::layout::{BLOCK_BYTES, HOLDERS_OFFSET, METADATA_OFFSET, SUPERBLOCK_OFFSET};
+use tidelog_engine::layout::{
+    BLOCK_BYTES, Copies, HOLDERS_OFFSET, METADATA_OFFSET, SUPERBLOCK_OFFSET,
+};
 use tidelog_engine::path::sim::{Fault, PowerCut, SimDisk};
 use tidelog_engine::path::{Extent, OperationKind};
 use tidelog_engine::schedule::{TransferError, TransferOutcome};
 
 use super::{Check, Runner, text};
 use crate::sim::coverage::{FaultSeen, Under};
+use crate::sim::model::Content;
 use crate::sim::script::{Cut, OneTimeFault};
 
 /// Errors that are allowed, because of faults of the disks.
@@ -176,6 +179,48 @@ impl Runner<'_> {
 
     pub(super) fn is_any_unreadable(&self) -> bool {
         self.disks.iter().any(|disk| !disk.unreadable().is_empty())
+    }
+
+    /// Returns whether a read failed that nothing allows to fail: of what has two copies, with the
+    /// other one whole on a disk that is there; or of anything like that while one disk is gone and
+    /// nothing else was ever wrong.
+    pub(super) fn fails_beside_a_copy(
+        &self,
+        content: Content,
+        durable: bool,
+        outcome: &TransferOutcome,
+    ) -> bool {
+        let Err(error) = outcome else { return false };
+        let faultless = self.allowed_errors.reads == 0;
+        if self.script.copies(durable, content) == Copies::One || !faultless {
+            return false;
+        }
+        let off = self.disks.iter().filter(|disk| disk.is_off()).count();
+        if off > 0 {
+            return off == 1 && self.allowed_errors.damaged == 0;
+        }
+        let (device, offset, length) = match error {
+            TransferError::Checksum { device, offset, length, .. } => (*device, offset.0, length.0),
+            TransferError::Device { error, .. } => {
+                (error.device, error.extent.offset.0, error.extent.length.0)
+            }
+            _ => return false,
+        };
+        // The error is of the second copy. The first is on the disk before, one row above.
+        let disk = (usize::from(device.0) + self.disks.len() - 1) % self.disks.len();
+        let Some(offset) = offset.checked_sub(self.script.stripe_kib << 10) else { return false };
+        self.holds(disk, offset, length, content)
+    }
+
+    /// Returns whether a disk has a part of a tensor there. What is shorter than a few words may be
+    /// anything.
+    fn holds(&self, disk: usize, offset: u64, length: u64, content: Content) -> bool {
+        let (disk, bytes) = (&self.disks[disk], content.bytes());
+        let found = disk.peek(offset, length as usize);
+        let parts = (0..bytes.len()).step_by(BLOCK_BYTES as usize).map(|start| &bytes[start..]);
+        let mut parts = parts.map(|part| &part[..part.len().min(found.len())]);
+        disk.is_readable(offset, length)
+            && parts.any(|part| part.len() >= 64 && found.starts_with(part))
     }
 
     /// Returns whether a read failed at bytes that the disk does not have any more, where some may

@@ -65,7 +65,15 @@ struct Done {
     /// True if the pool was closed well before; else it crashed.
     closed: bool,
     /// The tensor of which a block is harmed.
-    tensor: Option<TensorId>,
+    tensor: Option<HarmedTensor>,
+}
+
+/// A tensor of which a block is harmed.
+#[derive(Clone, Copy)]
+struct HarmedTensor {
+    id: TensorId,
+    /// True if another disk has a copy of the block, and nothing was ever wrong with any.
+    has_copy: bool,
 }
 
 impl Runner<'_> {
@@ -111,8 +119,12 @@ impl Runner<'_> {
             (Vec::new(), None)
         } else {
             let chosen = tensor_and_byte(index, &geometry, harm.at);
+            let faultless = self.allowed_errors.damaged == 0 && !self.is_any_unreadable();
+            let chosen = chosen.map(|(it, extent)| {
+                (HarmedTensor { has_copy: it.has_copy && faultless, ..it }, extent)
+            });
             let target = chosen.map(|(_, extent)| (extent, harm.how[0]));
-            (target.into_iter().collect(), chosen.map(|(id, _)| id))
+            (target.into_iter().collect(), chosen.map(|(tensor, _)| tensor))
         };
         let in_all =
             harm.part.is_of_index() && is_in_all(&harm, targets.len(), structures.copies());
@@ -174,12 +186,14 @@ impl Runner<'_> {
         let what = format!("{harm:?}, closed well: {}", done.closed);
         let lost = (self.lost.clone(), self.lost_sealed.clone());
         let (damaged, unreadable) = (self.allowed_errors.damaged, self.allowed_errors.unreadable);
-        if done.tensor.is_some() {
+        let has_copy = done.tensor.is_some_and(|it| it.has_copy);
+        if done.tensor.is_some() && !has_copy {
             // What stands, and another version that a seal holds in the same place.
             self.allowed_errors.damaged += 2;
             self.allowed_errors.unreadable = true;
         }
-        self.see_fault(seen(harm, harmed[0].how, must), Under::Open);
+        let seen = if has_copy { FaultSeen::HurtCopy } else { seen(harm, harmed[0].how, must) };
+        self.see_fault(seen, Under::Open);
         let report = self.checked(&what)?;
         self.compare_report(&report, done)
             .map_err(|why| format!("{why}; check found {:?}; {what}", report.damage))?;
@@ -192,11 +206,14 @@ impl Runner<'_> {
             },
         };
         if opens {
-            if by_repair && done.tensor.is_none() {
+            if by_repair && (done.tensor.is_none() || has_copy) {
                 self.repaired(&what)?;
             }
             self.open().map_err(|why| format!("{why}; {what}"))?;
             self.check_everything().map_err(|why| format!("{why}; {what}"))?;
+            if has_copy {
+                self.is_healed(by_repair).map_err(|why| format!("{why}; {what}"))?;
+            }
             harmed.iter().filter(|it| it.is_overlay()).for_each(|it| it.undo(&self.disks));
         } else {
             self.is_refused(&what)?;
@@ -206,9 +223,21 @@ impl Runner<'_> {
             self.open().map_err(|why| format!("{why}, with the harm undone; {what}"))?;
             self.check_everything().map_err(|why| format!("{why}, undone; {what}"))?;
         }
-        if done.tensor.is_some() {
+        if done.tensor.is_some() && !has_copy {
             (self.lost, self.lost_sealed) = lost;
             (self.allowed_errors.damaged, self.allowed_errors.unreadable) = (damaged, unreadable);
+        }
+        Ok(())
+    }
+
+    /// Checks that a copy that was harmed is whole again: after a scrub, and before one where
+    /// `repair` has been there.
+    fn is_healed(&self, repaired: bool) -> Check {
+        let pool = self.pool()?;
+        let first = pool.scrub().map_err(text)?.healed;
+        let second = pool.scrub().map_err(text)?.healed;
+        if second > 0 || (repaired && first > 0) {
+            return Err(format!("{first}, then {second} copies are healed, repaired: {repaired}"));
         }
         Ok(())
     }
@@ -222,7 +251,7 @@ impl Runner<'_> {
             }
         }
         let report = self.checked(what)?;
-        if report.damage.iter().all(|it| matches!(it, Damage::Tensor(_))) {
+        if report.damage.iter().all(is_of_tensor) {
             return Err(format!("check finds nothing where opening is refused; {what}"));
         }
         Ok(())
@@ -257,11 +286,19 @@ impl Runner<'_> {
         };
         let unreadable = harmed.iter().any(|it| it.how == How::Unreadable);
         let blank = harmed.iter().any(Harmed::is_blank);
-        let others = count(&|it| !matches!(it, Damage::Tensor(_)));
+        let others = count(&|it| !is_of_tensor(it));
         let found = match harm.part {
             Part::FirstSuperblock => is_of('A') > 0,
             Part::SecondSuperblock => is_of('B') > 0,
-            Part::Tensor => tensor.is_some_and(|id| report.damaged_tensors().any(|it| it.id == id)),
+            Part::Tensor => tensor.is_some_and(|HarmedTensor { id, has_copy }| {
+                let is_lost = report.damaged_tensors().any(|it| it.id == id);
+                let mut copies = report.damaged_copies().filter(|it| it.tensor.id == id);
+                if has_copy {
+                    copies.any(|it| it.device == name) && !is_lost
+                } else {
+                    is_lost || copies.next().is_some()
+                }
+            }),
             _ if !*closed => true,
             Part::Holder => !blank || self.disks.len() == 1 || others > 0,
             Part::Checkpoint | Part::Grown | Part::Record | Part::LastRecord => match done.must() {
@@ -291,7 +328,9 @@ impl Runner<'_> {
         self.disks.iter().for_each(SimDisk::clear_faults);
         self.count_struck(Under::Rest);
         let report = self.checked("")?;
-        let damage = report.damage.iter().filter(|it| !matches!(it, Damage::Tensor(_)));
+        // Where no tensor can be damaged no copy of one can.
+        let may_be = |it: &&Damage| is_of_tensor(it) && self.allowed_errors.damaged > 0;
+        let damage = report.damage.iter().filter(|it| !may_be(it));
         let damage: Vec<String> = damage.map(ToString::to_string).collect();
         if !damage.is_empty() {
             return Err(format!("check finds damage where there were crashes alone: {damage:?}"));
@@ -307,24 +346,31 @@ impl Runner<'_> {
     }
 }
 
+/// Returns whether the damage is of tensors' bytes.
+fn is_of_tensor(damage: &Damage) -> bool {
+    matches!(damage, Damage::Tensor(_) | Damage::TensorCopy(_))
+}
+
 /// Returns whether what was harmed, in `harmed` of the copies, has no good copy.
 fn is_in_all(harm: &Harm, harmed: usize, copies: usize) -> bool {
     harmed == copies && (copies == 1 || harm.copies == Copies::All)
 }
 
-/// A tensor, durable or held by a seal, and a byte of it.
+/// A tensor, durable or held by a seal, and a byte of one of its copies.
 fn tensor_and_byte(
     index: &IndexView,
     geometry: &Geometry,
     at: [u16; 2],
-) -> Option<(TensorId, BlockExtent)> {
+) -> Option<(HarmedTensor, BlockExtent)> {
     let all: Vec<_> = index.readable().filter(|(entry, ..)| entry.length > 0).collect();
     let (entry, ..) = all.get(usize::from(at[0]) % all.len().max(1))?;
     let pieces: Vec<_> = StripeMap::new(geometry).placements(&entry.runs, entry.length).collect();
     let piece = pieces[usize::from(at[1]) % pieces.len()];
     let byte = (u64::from(at[1]) * u64::from(piece.length)) >> 16;
-    let offset = piece.device_offset + byte;
-    Some((entry.id, BlockExtent { disk: piece.device.into(), offset, length: 1 }))
+    let first = (piece.device, piece.device_offset);
+    let (disk, offset) = piece.mirror.filter(|_| at[0] % 2 == 1).unwrap_or(first);
+    let tensor = HarmedTensor { id: entry.id, has_copy: piece.mirror.is_some() };
+    Some((tensor, BlockExtent { disk: disk.into(), offset: offset + byte, length: 1 }))
 }
 
 /// The blocks that are to be harmed, and how.

@@ -106,6 +106,9 @@ impl Runner<'_> {
                 let at = found.iter().zip(expected).position(|(one, other)| one != other);
                 Err(format!("WRONG BYTES in tensor {name}, from byte {at:?} of the range"))
             }
+            Err(error) if self.fails_beside_a_copy(content, durable.is_some(), outcome) => {
+                Err(format!("tensor {name} is lost beside its other copy: {error}"))
+            }
             Err(_) if self.is_lost(outcome) => {
                 if let Some(id) = durable {
                     self.lost.insert(id, content);

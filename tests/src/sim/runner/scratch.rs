@@ -23,6 +23,7 @@ impl Runner<'_> {
             lifetime: LifetimeClass::ALL[usize::from(class)],
             urgency: if urgent { Urgency::Urgent } else { Urgency::Ahead },
             notify: None,
+            copies: Some(self.script.copies(false, content)),
         };
         let source = self.source(content)?;
         let put = self.pool()?.put(TensorId(id.into()), source, options);
@@ -56,6 +57,10 @@ impl Runner<'_> {
 
     /// A put may be refused only because the pool is full, and then with the true figures.
     pub(in crate::sim) fn refused(&self, error: &PutError) -> Check {
+        let faults = self.allowed_errors.any() || self.is_any_unreadable() || self.is_down();
+        if matches!(error, PutError::Announce(_)) && faults {
+            return Ok(());
+        }
         let PutError::PoolFull { needed, available, space, .. } = error else {
             return Err(format!("the put was refused: {error}"));
         };

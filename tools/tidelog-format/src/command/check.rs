@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 use tidelog_command_line::{FormatExit, printable, shell_word};
-use tidelog_engine::pool::inspect::{CheckReport, Damage, DropName, check};
+use tidelog_engine::pool::inspect::{CheckReport, Damage, DamagedTensorCopy, DropName, check};
 
 use super::{advance, progress_bar, specs};
 use crate::cli::PoolArgs;
@@ -43,6 +43,9 @@ pub(super) fn text(report: &CheckReport) -> String {
     if unread.len() < report.geometry.shares as usize {
         let lost = report.damaged_tensors().count();
         let verdict = match lost {
+            0 if report.damaged_copies().next().is_some() => {
+                "whole, some in one of two copies alone".to_owned()
+            }
             0 => "every checksum is right".to_owned(),
             lost => format!("{lost} of them have lost bytes"),
         };
@@ -139,6 +142,9 @@ fn damage_json(damage: &Damage) -> Value {
         Damage::Index { .. } => ("index", None, None),
         Damage::OlderCopy { .. } => ("older-copy", None, None),
         Damage::Holder { .. } => ("holder-block", None, None),
+        Damage::TensorCopy(DamagedTensorCopy { tensor, .. }) => {
+            ("tensor-copy", tensor.name.clone(), Some(format!("{:032x}", tensor.id.0)))
+        }
         Damage::Tensor(tensor) => {
             ("tensor", tensor.name.clone(), Some(format!("{:032x}", tensor.id.0)))
         }

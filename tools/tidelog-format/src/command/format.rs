@@ -7,7 +7,7 @@ use tidelog_command_line::FormatExit;
 use tidelog_device_safety::{DeviceRefusal, NamedDevice, Reason, System, TargetKind};
 use tidelog_engine::layout::{BLOCK_BYTES, Geometry};
 use tidelog_engine::path::DeviceSpec;
-use tidelog_engine::pool::{FormatOptions, FormatProgress, Pool};
+use tidelog_engine::pool::{Copies, FormatOptions, FormatProgress, Pool};
 use tidelog_engine::units::ByteCount;
 
 use super::regions::regions;
@@ -16,8 +16,17 @@ use super::{advance, calibrate, check_overwrite_names, progress_bar, refuse, res
 use crate::cli::FormatArgs;
 use crate::outcome::{CommandReport, FormatFailure};
 
-const NO_REDUNDANCY: &str =
-    "A pool has no redundancy: losing one device loses the tensors of the whole pool.";
+/// Returns what losing a device costs.
+fn redundancy(copies: Copies) -> &'static str {
+    match copies {
+        Copies::One => {
+            "Tensors have no redundancy: losing one device loses those of the whole pool."
+        }
+        Copies::Two => {
+            "Durable tensors have two copies, on two devices, and take twice their space. Scratch has one."
+        }
+    }
+}
 
 pub(super) fn run(args: &FormatArgs, system: &System) -> Result<CommandReport, FormatFailure> {
     let write = args.intent.yes;
@@ -104,6 +113,7 @@ fn options(args: &FormatArgs, targets: &[NamedDevice]) -> FormatOptions {
         buffered: args.buffered,
         sparse: args.sparse,
         pool_id: None,
+        copies: args.copies,
     }
 }
 
@@ -128,10 +138,11 @@ impl Plan<'_> {
         let Geometry { devices, stripe_unit, segment_bytes, segments, shares, .. } = self.geometry;
         let mut text = format!(
             "A pool of {devices} device(s) with {} for tensors: stripe unit {}, {segments} segments of {} \
-             on each device, {shares} share(s).\n{NO_REDUNDANCY}\n",
+             on each device, {shares} share(s).\n{}\n",
             self.capacity(),
             ByteCount(stripe_unit),
             ByteCount(segment_bytes),
+            redundancy(self.args.copies),
         );
         for (place, target) in self.targets.iter().enumerate() {
             let size = ByteCount(self.size_of(target));
@@ -226,6 +237,7 @@ impl Plan<'_> {
             "written": written.is_some(),
             "pool": written.map(|pool| format!("{pool:032x}")),
             "capacity_bytes": self.capacity().0,
+            "copies": self.args.copies.count(),
             "geometry": super::inspect::geometry_json(geometry),
             "redundancy": "none: losing one device loses the tensors of the whole pool",
             "devices": devices,

@@ -5,8 +5,8 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 use tidelog_command_line::{FormatExit, printable};
 use tidelog_engine::layout::{Geometry, LifetimeClass, TensorEntry, utc};
-use tidelog_engine::pool::SealDescription;
 use tidelog_engine::pool::inspect::{CopyState, IndexView, PoolView, ShareView, inspect};
+use tidelog_engine::pool::{Copies, SealDescription};
 use tidelog_engine::units::ByteCount;
 
 use super::specs;
@@ -43,6 +43,9 @@ pub(super) fn text(view: &PoolView) -> String {
     );
     if let Some(depth) = view.superblock.depth {
         let _ = writeln!(text, "calibrated: {depth} operations in flight on each device\n");
+    }
+    if view.superblock.copies == Copies::Two {
+        text.push_str("durable tensors are put in two copies, on two devices\n\n");
     }
     let mut devices =
         TextTable::new(&[">place", "device", ">size", "superblock A", "superblock B", "MBR"]);
@@ -124,12 +127,14 @@ fn share_text(share: &ShareView) -> String {
         text.push_str("  no durable tensors\n");
         return text;
     }
-    let mut tensors = TextTable::new(&["durable tensor", ">size", "class", ">runs", "id"]);
+    let mut tensors =
+        TextTable::new(&["durable tensor", ">size", "class", ">copies", ">runs", "id"]);
     for tensor in &index.tensors {
         tensors.row(&[
             printable(tensor.name.as_deref().unwrap_or("(no name)")),
             ByteCount(tensor.length).to_string(),
             class(tensor).to_owned(),
+            copies_of(tensor).to_string(),
             tensor.runs.len().to_string(),
             format!("{:032x}", tensor.id.0),
         ]);
@@ -165,6 +170,11 @@ pub(super) fn seals_json(seals: &[SealDescription]) -> Value {
         })
     });
     Value::Array(seals.collect())
+}
+
+/// Returns the number of copies. What has no bytes has one.
+fn copies_of(tensor: &TensorEntry) -> Copies {
+    tensor.runs.first().map_or(Copies::One, |run| run.copies)
 }
 
 fn class(tensor: &TensorEntry) -> &'static str {
@@ -205,6 +215,7 @@ pub(super) fn json(view: &PoolView) -> Value {
         "formatted_at": view.superblock.formatted_at,
         "generation": view.superblock.generation,
         "depth": view.superblock.depth,
+        "copies": view.superblock.copies.count(),
         "geometry": geometry_json(&view.superblock.geometry),
         "devices": devices,
         "missing": view.missing,
@@ -263,6 +274,7 @@ fn index_json(index: &IndexView) -> Value {
                 "name": tensor.name,
                 "bytes": tensor.length,
                 "class": class(tensor),
+                "copies": copies_of(tensor).count(),
                 "runs": tensor.runs.len(),
                 "checksums": tensor.checksums.len(),
             })

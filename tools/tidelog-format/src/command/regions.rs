@@ -62,7 +62,7 @@ pub(super) fn regions(
 
 #[cfg(test)]
 mod tests {
-    use tidelog_engine::layout::GeometryRequest;
+    use tidelog_engine::layout::{Copies, GeometryRequest};
     use tidelog_engine::units::ByteCount;
 
     use super::*;
@@ -76,6 +76,7 @@ mod tests {
                 stripe_unit: ByteCount::kib(32),
                 segment_bytes: None,
                 shares,
+                copies: Copies::One,
             });
             let geometry = geometry.unwrap().leaving_unused(unused).unwrap();
             for (place, size, block) in [(0, 1 << 30, true), (4, (1 << 30) + 12_345, false)] {

@@ -174,7 +174,7 @@ impl BackingStore {
         match transfer.direction {
             TransferDirection::Out(copy @ CopyKind::Write) => {
                 let lifetime = lifetime_of(transfer.kind);
-                let options = PutOptions { lifetime, urgency, notify };
+                let options = PutOptions { lifetime, urgency, notify, copies: None };
                 self.pool.put(key, source(copy), options).map_err(|error| error.to_string())
             }
             TransferDirection::Out(copy @ (CopyKind::Verify | CopyKind::Recheck)) => {
@@ -237,7 +237,7 @@ impl BackingStore {
         memory: Source,
     ) -> Result<Ticket, Failure> {
         let lifetime = lifetime_of(kind);
-        let options = PutOptions { lifetime, urgency: Urgency::Urgent, notify: None };
+        let options = PutOptions { lifetime, urgency: Urgency::Urgent, ..PutOptions::default() };
         Ok(self.pool.put(self.log_key(label), memory, options)?)
     }
 
