@@ -62,7 +62,7 @@ def pytest_configure(config):
     device.recompute = config.getoption("--recompute")
     device.host_memory = device.HOST_MEMORY if config.getoption("--host-memory") else None
     if device.updates == "host":
-        device.host_memory = device.HOST_MEMORY + (device.host_memory or 0)
+        device.host_memory = 2 * device.HOST_MEMORY + (device.host_memory or 0)
     if not hasattr(config, "workerinput"):  # once, before any worker begins
         assert _built.build() == "", _built.build()
 

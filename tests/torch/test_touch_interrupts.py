@@ -21,6 +21,9 @@ class Boom(Exception):
 
 @pytest.mark.parametrize("where", ["forward", "backward", "optimizer", "between", "packing"])
 def test_an_exception_in_the_middle_of_a_step(compare, where):
+    if where == "optimizer" and device.updates == "host":
+        pytest.skip("a step with hooks is refused there")
+
     def scenario(world):
         def fail(*_):
             raise Boom(where)

@@ -80,7 +80,9 @@ class World:
         options.setdefault("recompute", made_on.recompute)
         options.setdefault("host_memory", made_on.host_memory)
         # Where it is not known, all of host_memory= is for updates on the host, also for those of a copy.
-        known = self.optimizer if options["updates"] != "host" or made_on.host_memory > made_on.HOST_MEMORY else None
+        known = (
+            self.optimizer if options["updates"] != "host" or made_on.host_memory > 2 * made_on.HOST_MEMORY else None
+        )
         with tidelog.offload(self.model, known, pool=pool, memory=memory, mode=mode, **options) as self.tide:
             yield self.tide
 
