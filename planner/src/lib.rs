@@ -4,6 +4,7 @@
 //! the same input gives the same bytes out on every machine.
 
 pub mod algorithm1;
+pub mod arena;
 pub mod bound;
 pub mod cost;
 pub mod endurance;

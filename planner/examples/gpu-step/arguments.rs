@@ -16,7 +16,7 @@ llama3-8b-layers; all of them by default. planner/traces/record.py records them 
 
   --percent P ...     memory, in hundredths of the step's peak (default: 50 33)
   --bridge NAME ...   how the bridge behaves (default: measured native ordered
-                      event-ordered):
+                      arena event-ordered):
                       measured          the host waits for transfers, checks what was written once
                                         more, and works in torch's allocator; ops and requests are
                                         Python's; the search's first plan
@@ -24,10 +24,11 @@ llama3-8b-layers; all of them by default. planner/traces/record.py records them 
                       native            the same, ops and requests are C++'s
                       ordered           the same, what is written is ordered by events: the code as it
                                         is
+                      arena             the same in one arena of memory, not torch's allocator
                       checks-in-stream  measured-planned, checks behind the copy in a stream of their own
                       event-ordered     streams wait for events, memory is one arena's, ops and
                                         requests are C++'s
-                      all               all six
+                      all               all seven
   --deciding NAME     also which constants decide, for that bridge: each alone at both ends of its
                       range, under the plan for the likeliest figures
   --output FORMAT     text or json (times in ns, sizes in bytes)
@@ -90,7 +91,14 @@ impl Arguments {
         }
         or(&mut traces, TRACES.map(String::from));
         or(&mut percents, [50, 33]);
-        or(&mut bridges, [Bridge::Measured, Bridge::Native, Bridge::Ordered, Bridge::EventOrdered]);
+        let usual = [
+            Bridge::Measured,
+            Bridge::Native,
+            Bridge::Ordered,
+            Bridge::Arena,
+            Bridge::EventOrdered,
+        ];
+        or(&mut bridges, usual);
         Ok(Some(Self { traces, percents, bridges, deciding, format }))
     }
 }

@@ -14,12 +14,13 @@ const WORTH_TELLING: u64 = 500_000;
 
 type Counted = (&'static str, fn(&StepCounts) -> u32);
 
-const COUNTS: [Counted; 6] = [
+const COUNTS: [Counted; 7] = [
     ("drains", |counts| counts.drains),
     ("host waits", |counts| counts.host_waits),
     ("requests", |counts| counts.requests),
     ("cudaMalloc", |counts| counts.allocations),
     ("cudaFree", |counts| counts.releases),
+    ("2 MiB remapped", |counts| counts.remapped),
     ("room in pieces", |counts| counts.misfits),
 ];
 

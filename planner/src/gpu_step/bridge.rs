@@ -48,6 +48,8 @@ pub enum Bridge {
     /// Native behaviour in which what is written is ordered by events: the host waits for none of
     /// it.
     Ordered,
+    /// Ordered behaviour in an arena ([`crate::arena`]): who takes memory waits for who had it.
+    Arena,
     /// Measured behaviour under the best plan, and the check behind the copy, in a stream of its
     /// own.
     ChecksInStream,
@@ -57,11 +59,12 @@ pub enum Bridge {
 
 impl Bridge {
     /// Every one, from the slowest.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Measured,
         Self::MeasuredPlanned,
         Self::Native,
         Self::Ordered,
+        Self::Arena,
         Self::ChecksInStream,
         Self::EventOrdered,
     ];
@@ -73,6 +76,7 @@ impl Bridge {
             Self::MeasuredPlanned => "measured, best plan",
             Self::Native => "native",
             Self::Ordered => "ordered",
+            Self::Arena => "arena",
             Self::ChecksInStream => "checks in stream",
             Self::EventOrdered => "event-ordered",
         }
@@ -85,6 +89,7 @@ impl Bridge {
             Self::MeasuredPlanned => "measured-planned",
             Self::Native => "native",
             Self::Ordered => "ordered",
+            Self::Arena => "arena",
             Self::ChecksInStream => "checks-in-stream",
             Self::EventOrdered => "event-ordered",
         }
@@ -96,6 +101,7 @@ impl Bridge {
             Self::Measured | Self::MeasuredPlanned => (GpuBehaviour::HOST_WAITS, OpsIn::Python),
             Self::Native => (GpuBehaviour::WRITES_AFTER_LAST_USE, OpsIn::Native),
             Self::Ordered => (GpuBehaviour::WRITES_ORDERED, OpsIn::Native),
+            Self::Arena => (GpuBehaviour::WRITES_ORDERED_IN_ARENA, OpsIn::Native),
             Self::ChecksInStream => (CHECKS_IN_STREAM, OpsIn::Python),
             Self::EventOrdered => (GpuBehaviour::EVENT_ORDERED, OpsIn::Native),
         };

@@ -126,6 +126,7 @@ impl Constants {
             checksum: gigabytes(self.figure("checksum")),
             allocation: micros("allocation"),
             release: micros("release"),
+            remap: micros("remap"),
             slack: Bytes(whole(self.figure("slack") * f64::from(1 << 30))),
         }
     }

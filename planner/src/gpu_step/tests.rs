@@ -1,5 +1,5 @@
 use super::*;
-use crate::simulate::TimeCause;
+use crate::simulate::{StepCounts, TimeCause};
 use std::time::Duration;
 
 const GPT_8: &str = include_str!("../../traces/gpt-8.json");
@@ -57,11 +57,17 @@ fn a_steps_time_is_the_sum_of_its_causes_and_no_less_than_its_kernels() {
 fn a_bridge_whose_streams_wait_is_faster_with_each_ones_plan() {
     let step = step(RangeEnd::Value, 50);
     let figures = |bridge| step.simulate(bridge, &step.plan(bridge).unwrap()).unwrap();
-    let bridges = [Bridge::Measured, Bridge::Native, Bridge::Ordered, Bridge::EventOrdered];
-    let [first, native, ordered, last] = bridges.map(figures);
-    for (slower, faster) in [(&first, &native), (&native, &ordered), (&ordered, &last)] {
+    let bridges =
+        [Bridge::Measured, Bridge::Native, Bridge::Ordered, Bridge::Arena, Bridge::EventOrdered];
+    let [first, native, ordered, in_arena, last] = bridges.map(figures);
+    let faster = [(&first, &native), (&native, &ordered), (&ordered, &in_arena), (&ordered, &last)];
+    for (slower, faster) in faster {
         assert!(faster.time < slower.time, "{:?} and {:?}", faster.time, slower.time);
     }
+    for in_arena in [&in_arena, &last] {
+        let StepCounts { drains, allocations, releases, misfits, .. } = in_arena.step.counts;
+        assert_eq!([drains, allocations, releases, misfits], [1, 0, 0, 0], "one for the loss");
+    }
     assert!(first.step.counts.host_waits > 10);
-    assert_eq!((last.step.counts.host_waits, last.step.counts.drains), (0, 1));
+    assert!(last.step.counts.host_waits < 10, "only for memory that is mapped elsewhere");
 }

@@ -1,103 +1,115 @@
-//! GPU memory in one arena: who takes memory waits for the event of who had it.
-//!
-//! Its pages are small and mapped where they are needed, so that no free memory is in the wrong
-//! place: only when it is free counts here.
+//! GPU memory in an arena of ours ([`crate::arena`]): what takes memory waits for the events of who
+//! had it, and what does not fit is mapped together.
 
+use super::caching::DriverCalls;
 use super::event::{SimulatedEvent, SimulatedEvents};
-use std::collections::VecDeque;
+use crate::arena::{ALLOCATION_MIN, Arena, ArenaAddress, Granules, StreamNumber, StreamUse};
+use crate::residency::StorageId;
+use crate::units::Bytes;
+use std::collections::HashMap;
 
-/// Memory that was freed at once.
-#[derive(Clone, Copy, Debug)]
-struct FreeMemory {
-    bytes: u64,
-    /// Event after which the memory is free.
-    after: Option<SimulatedEvent>,
-    /// True if a kernel had it last: then kernels, which run in order, need not wait.
-    by_kernel: bool,
-}
+/// Allocations take whole granules: this part of the budget is there for it besides.
+const ROUNDING_PARTS: u64 = 64;
 
-/// Taker of memory.
+/// Streams of the simulated GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum MemoryFor {
-    Kernel,
-    Copy,
+pub(super) enum SimulatedStream {
+    Kernels,
+    CopiesOut,
+    CopiesBack,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct SimulatedArena {
-    /// Free memory from the first that was freed to the last.
-    free: VecDeque<FreeMemory>,
+    arena: Arena,
+    addresses: HashMap<StorageId, ArenaAddress>,
 }
 
 impl SimulatedArena {
-    pub(super) fn new(bytes: u64) -> Self {
-        let all = FreeMemory { bytes, after: None, by_kernel: false };
-        Self { free: VecDeque::from([all]) }
+    /// Makes the arena of a budget.
+    pub(super) fn new(budget: Bytes) -> Self {
+        let memory = Bytes(budget.0 + budget.0 / ROUNDING_PARTS);
+        Self { arena: Arena::new(Granules::holding(memory)), addresses: HashMap::new() }
     }
 
-    /// Takes memory, and returns the events for which whoever takes it has to wait.
+    /// Takes memory for work of a stream. Returns the events for which that waits; `None` where it
+    /// is another pool's.
     pub(super) fn take(
         &mut self,
-        bytes: u64,
-        taker: MemoryFor,
+        id: StorageId,
+        bytes: Bytes,
+        stream: SimulatedStream,
         events: &SimulatedEvents,
-    ) -> Vec<SimulatedEvent> {
-        let (mut left, mut waits) = (bytes, Vec::new());
-        while left > 0
-            && let Some(place) = self.best(taker, events)
-        {
-            let FreeMemory { after, by_kernel, .. } = self.free[place];
-            let waits_in_order = taker == MemoryFor::Kernel && by_kernel;
-            waits.extend(after.filter(|event| !waits_in_order && !events.has_passed(*event)));
-            left -= self.take_of(place, left);
+    ) -> (Option<Vec<SimulatedEvent>>, DriverCalls) {
+        let mut calls = DriverCalls::default();
+        if bytes < ALLOCATION_MIN {
+            return (None, calls);
         }
-        waits
+        let happened = |one| events.has_passed(event_of(one));
+        let asked = Granules::holding(bytes);
+        let Ok(placement) = self.arena.take(asked, number_of(stream), happened) else {
+            // As where torch's allocator has none: the step goes on here all the same.
+            calls.misfits += 1;
+            return (None, calls);
+        };
+        self.addresses.insert(id, placement.address);
+        calls.remapped = placement.remaps.iter().map(|remap| remap.length.0).sum();
+        calls.host_waits = placement.host_waits.into_iter().map(event_of).collect();
+        (Some(placement.waits.into_iter().map(event_of).collect()), calls)
     }
 
-    /// The free memory that costs its taker the least waiting.
-    fn best(&self, taker: MemoryFor, events: &SimulatedEvents) -> Option<usize> {
-        // What kernels freed last serves kernels: copies would wait for it longest.
-        let freed_by_kernel = || self.free.iter().rposition(|free| free.by_kernel);
-        let own = (taker == MemoryFor::Kernel).then(freed_by_kernel).flatten();
-        let is_free = |free: &FreeMemory| free.after.is_none_or(|event| events.has_passed(event));
-        let first = || (!self.free.is_empty()).then_some(0);
-        own.or_else(|| self.free.iter().position(is_free)).or_else(first)
-    }
-
-    /// Gives memory back, which is free when an event has happened.
-    pub(super) fn give(&mut self, bytes: u64, after: Option<SimulatedEvent>, by_kernel: bool) {
-        match self.free.back_mut() {
-            Some(last) if last.after == after && last.by_kernel == by_kernel => last.bytes += bytes,
-            _ => self.free.push_back(FreeMemory { bytes, after, by_kernel }),
+    /// Gives memory back, which is free when these events have happened.
+    pub(super) fn give(
+        &mut self,
+        id: StorageId,
+        uses: impl IntoIterator<Item = (SimulatedStream, SimulatedEvent)>,
+    ) {
+        if let Some(address) = self.addresses.remove(&id) {
+            let use_of = |(stream, event)| StreamUse {
+                stream: number_of(stream),
+                number: SimulatedEvent::number(event),
+            };
+            let uses: Vec<StreamUse> = uses.into_iter().map(use_of).collect();
+            self.arena.give(address, &uses);
         }
     }
+}
 
-    fn take_of(&mut self, place: usize, bytes: u64) -> u64 {
-        let free = &mut self.free[place];
-        let part = bytes.min(free.bytes);
-        free.bytes -= part;
-        if free.bytes == 0 {
-            self.free.remove(place);
-        }
-        part
-    }
+fn number_of(stream: SimulatedStream) -> StreamNumber {
+    StreamNumber(stream as u32)
+}
+
+fn event_of(one: StreamUse) -> SimulatedEvent {
+    SimulatedEvent::numbered(one.number)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::SimulatedStream::{CopiesBack, CopiesOut, Kernels};
     use super::*;
 
     #[test]
-    fn a_copy_takes_what_has_been_free_longest_and_a_kernel_what_a_kernel_had() {
-        let (mut arena, mut events) = (SimulatedArena::new(10), SimulatedEvents::default());
+    fn a_taker_waits_for_who_had_its_memory_in_another_stream() {
+        let mut arena = SimulatedArena::new(Bytes(8 << 20));
+        let mut events = SimulatedEvents::default();
         let [copied, ran] = [events.make(), events.make()];
-        assert_eq!(arena.take(10, MemoryFor::Kernel, &events), []);
-        arena.give(4, Some(copied), false);
-        arena.give(6, Some(ran), true);
-        assert_eq!(arena.take(5, MemoryFor::Kernel, &events), [], "kernels run in order");
-        assert_eq!(arena.take(5, MemoryFor::Copy, &events), [copied, ran]);
-        arena.give(10, Some(copied), false);
-        events.record(copied, 3);
-        assert_eq!(arena.take(10, MemoryFor::Kernel, &events), [], "it is free by now");
+        let ids = [StorageId(0), StorageId(1)];
+        for id in ids {
+            let taken = arena.take(id, Bytes(4 << 20), Kernels, &events);
+            assert_eq!(taken, (Some(vec![]), DriverCalls::default()));
+        }
+        arena.give(ids[0], [(CopiesOut, copied)]);
+        arena.give(ids[1], [(Kernels, ran)]);
+        let taken = |arena: &mut SimulatedArena, id, bytes, events: &_| {
+            let (waits, calls) = arena.take(id, Bytes(bytes), CopiesBack, events);
+            assert_eq!(calls, DriverCalls::default());
+            waits
+        };
+        assert_eq!(taken(&mut arena, ids[0], 4 << 20, &events), Some(vec![copied]), "the older");
+        events.record(ran, 3);
+        assert_eq!(taken(&mut arena, ids[1], 3 << 20, &events), Some(vec![]), "it is free by now");
+        assert_eq!(taken(&mut arena, StorageId(2), 1000, &events), None, "another pool's");
+        let (waits, calls) = arena.take(StorageId(2), Bytes(4 << 20), CopiesBack, &events);
+        assert_eq!((waits, calls.misfits), (None, 1));
     }
 }

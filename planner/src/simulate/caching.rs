@@ -4,6 +4,7 @@
 //! that it fits best. Nothing moves, so there may be room and no block that is large enough. What
 //! is smaller than a MiB comes from segments of its own, which stay.
 
+use super::event::SimulatedEvent;
 use std::collections::{BTreeSet, HashMap};
 
 const MIB: u64 = 1 << 20;
@@ -25,12 +26,16 @@ const KEPT_MIN: u64 = 256 * MIB;
 const KEPT_PARTS: u64 = 10;
 
 /// Driver calls of an allocation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct DriverCalls {
     /// Waits until the GPU has nothing left to do.
     pub(super) drains: u32,
     pub(super) allocations: u32,
     pub(super) releases: u32,
+    /// Granules that are mapped at another address.
+    pub(super) remapped: u32,
+    /// Events that the host sees before that.
+    pub(super) host_waits: Vec<SimulatedEvent>,
     /// True if no memory was left, though enough is free.
     pub(super) misfits: u32,
 }
@@ -209,7 +214,8 @@ mod tests {
         memory.give(places[0]);
         memory.give(places[2]);
         let (_, calls) = memory.take(24 * MIB);
-        let expected = DriverCalls { drains: 1, allocations: 1, releases: 2, misfits: 0 };
+        let expected =
+            DriverCalls { drains: 1, allocations: 1, releases: 2, ..DriverCalls::default() };
         assert_eq!(calls, expected, "two segments go, one comes");
         memory.give(places[1]);
         let (_, calls) = memory.take(32 * MIB);

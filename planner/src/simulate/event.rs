@@ -4,6 +4,18 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SimulatedEvent(u32);
 
+impl SimulatedEvent {
+    /// Returns the number: that of one that is made later is higher.
+    pub(super) fn number(self) -> u64 {
+        u64::from(self.0)
+    }
+
+    /// The event of this number.
+    pub(super) fn numbered(number: u64) -> Self {
+        Self(number as u32)
+    }
+}
+
 /// Time of each event.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SimulatedEvents {

@@ -70,8 +70,8 @@ pub enum GpuAllocator {
     /// its size, whose copy waits for that alone; where room is needed the oldest of it goes back,
     /// and kernels wait.
     CachingInOrder,
-    /// One arena of the budget's size, by pages: what takes memory waits for the event of who had
-    /// it.
+    /// One arena of the budget's size ([`crate::arena`]): what takes memory waits for the event of
+    /// who had it, and what is free in pieces is mapped together.
     Arena,
 }
 
@@ -123,6 +123,8 @@ pub struct GpuCosts {
     pub allocation: Nanos,
     /// A `cudaFree`, beside the wait for all that has been launched.
     pub release: Nanos,
+    /// A granule of 2 MiB that is unmapped and mapped at another address.
+    pub remap: Nanos,
     /// GPU memory beyond the budget that torch's allocator may take.
     pub slack: Bytes,
 }
@@ -152,6 +154,10 @@ impl GpuBehaviour {
         recheck: false,
         ..Self::WRITES_AFTER_LAST_USE
     };
+
+    /// Writes that are ordered by events, in an arena.
+    pub const WRITES_ORDERED_IN_ARENA: Self =
+        Self { memory: GpuAllocator::Arena, ..Self::WRITES_ORDERED };
 
     /// Streams wait for events, and memory is an arena's.
     pub const EVENT_ORDERED: Self = Self {
@@ -194,6 +200,7 @@ impl GpuCosts {
             checksum: Bandwidth(u64::MAX),
             allocation: Nanos(0),
             release: Nanos(0),
+            remap: Nanos(0),
             slack: Bytes(0),
         }
     }

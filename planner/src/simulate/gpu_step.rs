@@ -85,6 +85,8 @@ pub struct StepCounts {
     pub allocations: u32,
     /// Calls of `cudaFree`.
     pub releases: u32,
+    /// Granules of 2 MiB that were mapped at another address.
+    pub remapped: u32,
     /// Allocations for which there was room, but in pieces that were too small.
     pub misfits: u32,
 }

@@ -1,7 +1,7 @@
 //! The program's thread where tensors are a GPU's: what it does takes it time, it launches ahead,
 //! and it waits where it must.
 
-use super::arena::{MemoryFor, SimulatedArena};
+use super::arena::{SimulatedArena, SimulatedStream};
 use super::caching::{CachingAllocator, DriverCalls, Place};
 use super::departing::{DepartingBlock, DepartingBlocks};
 use super::event::{SimulatedEvent, SimulatedEvents};
@@ -10,6 +10,7 @@ use super::gpu_runtime::{CompletionRule, EvictionAfter, GpuAllocator, GpuRuntime
 use super::gpu_step::{StepCounts, ThreadSpan, TimeCause};
 use crate::migration::MigrationDirection;
 use crate::residency::StorageId;
+use crate::units::Bytes;
 use std::collections::{HashMap, VecDeque};
 
 /// Last events of a storage in streams.
@@ -112,7 +113,7 @@ impl ProgramThread {
                     departing: in_order.then(|| DepartingBlocks::new(capacity)),
                 }))
             }
-            GpuAllocator::Arena => Memory::Arena(SimulatedArena::new(capacity)),
+            GpuAllocator::Arena => Memory::Arena(SimulatedArena::new(Bytes(capacity))),
         };
         Self {
             runtime,
@@ -210,9 +211,12 @@ impl ProgramThread {
                 (waits, calls)
             }
             Memory::Arena(arena) => {
-                let mut waits = to_come([evicted, None], events);
-                waits.extend(arena.take(bytes, MemoryFor::Copy, events));
-                (waits, DriverCalls::default())
+                let (taken, calls) =
+                    arena.take(id, Bytes(bytes), SimulatedStream::CopiesBack, events);
+                let others = if taken.is_none() { all } else { None };
+                let mut waits = to_come([evicted, others], events);
+                waits.extend(taken.into_iter().flatten());
+                (waits, calls)
             }
         }
     }
@@ -233,9 +237,10 @@ impl ProgramThread {
                 calls
             }
             Memory::Arena(arena) => {
-                let waits = arena.take(bytes, MemoryFor::Kernel, events);
-                self.waits.extend(waits.into_iter().map(waits_for_copy_out));
-                DriverCalls::default()
+                let (waits, calls) = arena.take(id, Bytes(bytes), SimulatedStream::Kernels, events);
+                let waits = waits.into_iter().flatten();
+                self.waits.extend(waits.map(waits_for_copy_out));
+                calls
             }
         }
     }
@@ -256,11 +261,18 @@ impl ProgramThread {
 
     /// A storage's memory is given up, which a copy or the last kernel had.
     pub(super) fn release(&mut self, id: StorageId, bytes: u64, by_kernel: bool) {
-        let after = if by_kernel { self.last_launched } else { self.storage(id).evicted };
+        let StorageEvents { last_use, fetched, evicted } = *self.storage(id);
+        let after = evicted.filter(|_| !by_kernel);
+        let uses = [
+            (SimulatedStream::Kernels, last_use),
+            (SimulatedStream::CopiesBack, fetched),
+            (SimulatedStream::CopiesOut, evicted),
+        ];
+        let uses = uses.into_iter().filter_map(|(stream, event)| Some((stream, event?)));
         match &mut self.memory {
             Memory::Free => {}
-            Memory::Caching(memory) => memory.give(id, bytes, after.filter(|_| !by_kernel)),
-            Memory::Arena(arena) => arena.give(bytes, after, by_kernel),
+            Memory::Caching(memory) => memory.give(id, bytes, after),
+            Memory::Arena(arena) => arena.give(id, uses),
         }
     }
 }

@@ -223,18 +223,36 @@ impl World<'_> {
 
     /// The thread has the driver allocate and release memory.
     fn have_driver(&mut self, calls: DriverCalls) {
-        let DriverCalls { drains, allocations, releases, misfits } = calls;
+        let DriverCalls { drains, allocations, releases, remapped, host_waits, misfits } = calls;
         for _ in 0..drains {
             self.drain(TimeCause::Allocator);
+        }
+        for event in host_waits {
+            self.see_happen(event);
         }
         let Some(thread) = &mut self.thread else { return };
         thread.counts.allocations += allocations;
         thread.counts.releases += releases;
+        thread.counts.remapped += remapped;
         thread.counts.misfits += misfits;
         let costs = thread.runtime.costs;
-        let nanos =
-            costs.allocation.0 * u64::from(allocations) + costs.release.0 * u64::from(releases);
+        let all =
+            [(costs.allocation, allocations), (costs.release, releases), (costs.remap, remapped)];
+        let nanos = all.iter().map(|(cost, count)| cost.0 * u64::from(*count)).sum();
         self.spend(TimeCause::Allocator, Some(Nanos(nanos)));
+    }
+
+    /// The thread waits until it sees that an event has happened, because of memory.
+    fn see_happen(&mut self, event: SimulatedEvent) {
+        let began = self.now;
+        self.wait_for(event, TimeCause::Allocator);
+        if self.now > began
+            && let Some(thread) = &mut self.thread
+        {
+            thread.counts.host_waits += 1;
+            let wake_up = thread.runtime.costs.wake_up;
+            self.spend(TimeCause::WakeUps, Some(wake_up));
+        }
     }
 
     fn spend(&mut self, cause: TimeCause, nanos: Option<Nanos>) {
