@@ -104,7 +104,8 @@ fn whatever_block_of_a_closed_pool_is_harmed_nothing_is_lost_while_a_copy_stands
                     acts.extend(last.clone());
                     acts.push(Act::Harm { harm, cut: None, repair });
                     let (logical_block, stripe_kib) = (512, 16);
-                    let script = Script { seed: 9, disks, logical_block, stripe_kib, acts };
+                    let script =
+                        Script { seed: 9, disks, logical_block, stripe_kib, mirrors: false, acts };
                     if let Err(violation) = run(&script).1 {
                         wrong.push(format!("{disks} disk(s), {last:?} before: {violation}"));
                     }
@@ -129,7 +130,8 @@ fn a_seal_holds_what_its_own_batch_puts() {
         Act::Batch { puts: vec![(1, content(4), 0)], deletes: vec![2], commit: true },
         Act::Crash(Cut::Drop),
     ];
-    let script = Script { seed: 3, disks: 2, logical_block: 4096, stripe_kib: 4, acts };
+    let script =
+        Script { seed: 3, disks: 2, logical_block: 4096, stripe_kib: 4, mirrors: false, acts };
     let (_, result) = run(&script);
     assert!(result.is_ok(), "{}", result.unwrap_err());
 }
@@ -150,7 +152,8 @@ fn a_tensor_on_a_disk_that_is_gone_is_not_lost() {
             Act::Begin { id: 1, durable: true, slow: false },
             Act::Lose { disk: 1, metadata: false, at },
         ];
-        let script = Script { seed: 3, disks: 2, logical_block: 4096, stripe_kib: 16, acts };
+        let script =
+            Script { seed: 3, disks: 2, logical_block: 4096, stripe_kib: 16, mirrors: false, acts };
         let (_, result) = run(&script);
         assert!(result.is_ok(), "byte {at} of 65536: {}", result.unwrap_err());
     }
@@ -167,7 +170,8 @@ fn an_older_copy_with_a_hurt_start_is_refused_for_either() {
         Act::Reopen,
         Act::Stale { disk: 0, cut: None },
     ];
-    let script = Script { seed: 10_450, disks: 3, logical_block: 512, stripe_kib: 16, acts };
+    let script =
+        Script { seed: 10_450, disks: 3, logical_block: 512, stripe_kib: 16, mirrors: false, acts };
     let (_, result) = run(&script);
     assert!(result.is_ok(), "{}", result.unwrap_err());
 }

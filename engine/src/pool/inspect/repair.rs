@@ -61,7 +61,8 @@ pub enum RepairError {
 
 /// Checks the pool, writes damaged copies of its superblocks, index, tensors and protective MBR
 /// again from the good ones, drops what `drop_damaged` names and has lost bytes, and checks again.
-/// What is whole is not written. A device whose start is overwritten must have been accepted before.
+/// What is whole is not written. A device whose start is overwritten must have been accepted
+/// before.
 pub fn repair<Source: MemberSource>(
     sources: &[Source],
     drop_damaged: &[DropName],
