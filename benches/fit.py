@@ -63,7 +63,7 @@ MODELS = {
     },
     "deit": {
         "model_type": "deit", "hidden_size": 448, "intermediate_size": 1792, "num_hidden_layers": 7,
-        "num_attention_heads": 7, "num_labels": 100,
+        "num_attention_heads": 7, "num_labels": 100, "architectures": ["DeiTForImageClassification"],
     },
     "vit": {
         "model_type": "vit", "hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 8,

@@ -172,3 +172,13 @@ def test_the_configuration_names_the_precision(tmp_path, key):
     single, _ = figures(path, *SMALL, *RATES, "--precision", "fp32")
     assert "bf16" in said["model"] and "fp32" in single["model"]
     assert said["parameters"] * 2 == single["parameters"]
+
+
+def test_a_kind_with_several_models_for_its_task_has_the_usual_one():
+    """Checks a configuration that names no class, of a kind for which transformers has two that classify."""
+    from tidelog import models
+
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    with torch.device("meta"):
+        model = models.from_config("deit", {**sizes, "num_labels": 3}, "sdpa")
+    assert type(model).__name__ == "DeiTForImageClassification"

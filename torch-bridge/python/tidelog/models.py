@@ -268,6 +268,8 @@ def from_config(kind: str, settings: dict[str, Any], attention: str) -> Any:
             break
     else:
         raise LookupError(f"models of type {kind!r} neither write text nor classify images: give FILE.py:FUNCTION")
+    if config.architectures is None and isinstance(several := auto._model_mapping[type(config)], tuple):
+        config.architectures = [several[0].__name__]  # the usual one; transformers asks the configuration
     model = auto.from_config(config)
     model.config._attn_implementation = attention
     for module in model.modules():
