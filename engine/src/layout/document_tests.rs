@@ -77,8 +77,7 @@ fn fixture_superblock() -> Superblock {
         index_in_segments: false,
         seals: false,
         block_checksums: false,
-        has_copies: false,
-        copies: Copies::One,
+        copies: None,
     }
 }
 
@@ -153,7 +152,7 @@ fn version_1_is_written_and_read_as_it_was_when_it_was_fixed() {
     let segment_bytes = 2 * superblock.geometry.stripe_unit;
     let segments = superblock.geometry.segments / 2;
     let geometry = Geometry { segment_bytes, segments, ..superblock.geometry };
-    let superblock = Superblock { geometry, has_copies: true, copies: Copies::Two, ..superblock };
+    let superblock = Superblock { geometry, copies: Some(Copies::Two), ..superblock };
     let fixture = check_fixture("superblock-copies", &superblock.encode());
     assert_eq!(Superblock::decode(&fixture), Ok(superblock));
     let mut mirrored = fixture_tensors().remove(0);

@@ -108,11 +108,9 @@ pub struct Superblock {
     /// True if blocks of checkpoints and change records have checksums of their own (feature bit
     /// 4), from the pool's first on. Older software does not know them and refuses the pool.
     pub block_checksums: bool,
-    /// True if tensors may have two copies (feature bit 5). Older software does not know them and
-    /// refuses the pool.
-    pub has_copies: bool,
-    /// Number of copies of durable tensors whose put does not say.
-    pub copies: Copies,
+    /// Number of copies of durable tensors whose put does not say, if tensors may have two (feature
+    /// bit 5). Older software does not know them and refuses the pool.
+    pub copies: Option<Copies>,
 }
 
 /// The reason why a block is not a superblock that this version can use.
@@ -194,6 +192,11 @@ impl Superblock {
         self.is_of_the_same_pool(other) && self.device == other.device
     }
 
+    /// Returns the number of copies of durable tensors whose put does not say.
+    pub fn default_copies(&self) -> Copies {
+        self.copies.unwrap_or(Copies::One)
+    }
+
     /// Returns whether both superblocks are of one pool.
     pub fn is_of_the_same_pool(&self, other: &Self) -> bool {
         (self.pool, self.geometry) == (other.pool, other.geometry)
@@ -245,10 +248,10 @@ impl Superblock {
         let features = bit(self.index_in_segments, INDEX_IN_SEGMENTS)
             | bit(self.seals, SEALS)
             | bit(self.block_checksums, BLOCK_CHECKSUMS)
-            | bit(self.has_copies, COPIES);
+            | bit(self.copies.is_some(), COPIES);
         block.features = features.into();
         // One is zero, as where older software has reserved bytes.
-        block.copies = (self.copies.count() - 1).into();
+        block.copies = (self.default_copies().count() - 1).into();
         for (place, share) in block.share_table.iter_mut().zip(share_table(geometry)) {
             *place = share;
         }
@@ -300,14 +303,13 @@ impl Superblock {
         if !agrees {
             return Err(GeometryError::Contradiction("the share table does not fit").into());
         }
-        let has_copies = block.features.get() & COPIES != 0;
-        let copies = match block.copies.get() {
-            1 if has_copies => Copies::Two,
-            0 => Copies::One,
-            _ if !has_copies => Copies::One,
-            _ => return Err(GeometryError::Contradiction("more copies than two").into()),
+        let copies = match (block.features.get() & COPIES != 0, block.copies.get()) {
+            (false, _) => None,
+            (true, 0) => Some(Copies::One),
+            (true, 1) => Some(Copies::Two),
+            (true, _) => return Err(GeometryError::Contradiction("more copies than two").into()),
         };
-        geometry.check_copies(copies)?;
+        geometry.check_copies(copies.unwrap_or(Copies::One))?;
         Ok(Self {
             generation: block.generation.get(),
             pool: block.pool.get(),
@@ -318,7 +320,6 @@ impl Superblock {
             index_in_segments: block.features.get() & INDEX_IN_SEGMENTS != 0,
             seals: block.features.get() & SEALS != 0,
             block_checksums: block.features.get() & BLOCK_CHECKSUMS != 0,
-            has_copies,
             copies,
         })
     }
@@ -405,8 +406,7 @@ mod tests {
             index_in_segments: false,
             seals: false,
             block_checksums: false,
-            has_copies: false,
-            copies: Copies::One,
+            copies: None,
         }
     }
 
@@ -437,10 +437,10 @@ mod tests {
 
     #[test]
     fn copies_are_a_feature_that_older_software_does_not_know() {
-        let able = Superblock { has_copies: true, ..superblock() };
+        let able = Superblock { copies: Some(Copies::One), ..superblock() };
         assert_eq!(able.encode()[24..32], 32_u64.to_le_bytes());
         assert_eq!(able.encode()[116..120], [0; 4]);
-        let two = Superblock { copies: Copies::Two, ..able };
+        let two = Superblock { copies: Some(Copies::Two), ..able };
         assert_eq!(two.encode()[116..120], 1_u32.to_le_bytes());
         assert_eq!(Superblock::decode(&two.encode()), Ok(two));
         let reserved = resealed(|block| block.copies = 1.into());

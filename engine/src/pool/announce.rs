@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 use super::media::MetadataIo;
 use super::options::PoolDescription;
 use super::{Pool, superblocks};
-use crate::layout::Superblock;
+use crate::layout::{Copies, Superblock};
 use crate::schedule::Reactor;
 
 /// Features that the superblocks of all devices announce.
@@ -24,7 +24,7 @@ impl Announced {
     /// Returns what all of these superblocks announce.
     pub(super) fn by(superblocks: &[Superblock]) -> Self {
         let all = |is: fn(&Superblock) -> bool| superblocks.iter().all(is);
-        Self { seals: all(|it| it.seals), copies: all(|it| it.has_copies) }
+        Self { seals: all(|it| it.seals), copies: all(|it| it.copies.is_some()) }
     }
 
     /// Adds those of another.
@@ -35,7 +35,9 @@ impl Announced {
     /// Sets the features in a superblock.
     pub(super) fn set(self, superblock: &mut Superblock) {
         superblock.seals |= self.seals;
-        superblock.has_copies |= self.copies;
+        if self.copies {
+            superblock.copies.get_or_insert(Copies::One);
+        }
     }
 }
 

@@ -338,8 +338,7 @@ fn write(
         index_in_segments: true,
         block_checksums: true,
         seals: false,
-        has_copies: options.copies != Copies::One,
-        copies: options.copies,
+        copies: Some(options.copies).filter(|copies| *copies != Copies::One),
     };
     through_reactor(&|media| write_structures(media, members, &superblock))?;
     let segments = u64::from(geometry.segments) * geometry.segment_blocks();

@@ -60,7 +60,8 @@ pub(super) fn open<Source: MemberSource>(
 
 fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<OpenShare, OpenError> {
     let (members, superblocks, damaged) = arrange(members)?;
-    let Superblock { pool, geometry, copies, .. } = superblocks[0];
+    let Superblock { pool, geometry, .. } = superblocks[0];
+    let copies = superblocks[0].default_copies();
     let calibrated = superblocks.iter().max_by_key(|it| it.generation).and_then(|it| it.depth);
     let share = options.share;
     let no_share = OpenError::NoShare { share, shares: geometry.shares };

@@ -99,8 +99,7 @@ impl CorruptDevice {
             index_in_segments,
             seals: index_in_segments,
             block_checksums: self.block_checksums(),
-            has_copies: index_in_segments,
-            copies: Copies::One,
+            copies: index_in_segments.then_some(Copies::One),
         }
         .encode()
     }

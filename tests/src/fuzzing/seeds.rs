@@ -93,8 +93,7 @@ fn superblock() -> Vec<u8> {
         index_in_segments: true,
         seals: true,
         block_checksums: true,
-        has_copies: true,
-        copies: Copies::Two,
+        copies: Some(Copies::Two),
     }
     .encode()
 }

@@ -196,7 +196,7 @@ const BURST_EVERY: usize = 40;
 impl Script {
     /// Returns the copies that a tensor has.
     pub(super) fn copies(&self, durable: bool, content: Content) -> Copies {
-        let has_two = if durable { content.salt % 4 != 0 } else { content.salt % 4 == 1 };
+        let has_two = if durable { !content.salt.is_multiple_of(4) } else { content.salt % 4 == 1 };
         if self.mirrors && has_two { Copies::Two } else { Copies::One }
     }
 

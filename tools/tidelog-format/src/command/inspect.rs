@@ -44,7 +44,7 @@ pub(super) fn text(view: &PoolView) -> String {
     if let Some(depth) = view.superblock.depth {
         let _ = writeln!(text, "calibrated: {depth} operations in flight on each device\n");
     }
-    if view.superblock.copies == Copies::Two {
+    if view.superblock.default_copies() == Copies::Two {
         text.push_str("durable tensors are put in two copies, on two devices\n\n");
     }
     let mut devices =
@@ -215,7 +215,7 @@ pub(super) fn json(view: &PoolView) -> Value {
         "formatted_at": view.superblock.formatted_at,
         "generation": view.superblock.generation,
         "depth": view.superblock.depth,
-        "copies": view.superblock.copies.count(),
+        "copies": view.superblock.default_copies().count(),
         "geometry": geometry_json(&view.superblock.geometry),
         "devices": devices,
         "missing": view.missing,
