@@ -30,7 +30,7 @@ fn the_kernel_is_told_the_write_stream_of_a_placement_handle() {
     match fs::read_to_string(said).as_deref().map(str::trim) {
         Ok("0") => {}
         Ok(streams) => return skip(test, &format!("a loop device has {streams} write streams")),
-        Err(_) => return skip(test, &"this kernel has no write streams; Linux 6.16 has"),
+        Err(_) => return skip(test, "this kernel has no write streams; Linux 6.16 has"),
     }
     write(device.node(), None).unwrap();
     for place in [0, 1, 254] {
