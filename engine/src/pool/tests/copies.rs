@@ -164,7 +164,7 @@ fn the_feature_is_announced_before_the_first_tensor_with_two_copies() {
     let disks = disks(2, ByteCount::mib(6));
     let pool = open(&disks);
     commit(&pool, &[(1, &[1; 9000])], &[]).unwrap();
-    assert!(disks.iter().all(|disk| !features(disk).copies.is_some()));
+    assert!(disks.iter().all(|disk| features(disk).copies.is_none()));
     let two = PutOptions { copies: Some(Copies::Two), ..PutOptions::default() };
     let mut batch = pool.batch();
     batch.put(TensorId(2), Source::from(vec![2; 9000]), two).unwrap();
@@ -208,7 +208,7 @@ fn a_pool_without_place_for_two_copies_refuses_them() {
         assert!(matches!(&refused, Err(PutError::Copies(error)) if is_of_copies(error)));
         let refused = pool.put(TensorId(1), Source::from(vec![1]), two);
         assert!(matches!(refused, Err(PutError::Copies(_))));
-        assert!(!features(&disks[0]).copies.is_some());
+        assert!(features(&disks[0]).copies.is_none());
     }
 }
 
