@@ -421,9 +421,9 @@ fn a_superblock_of_a_newer_version_is_not_written_over_because_the_other_copy_is
     let directory = Directory::new("newer");
     let (specs, geometry) = pool(&directory);
     let places = [BLOCK_BYTES, geometry.second_superblock_offset()];
-    // A version and a feature bit that this version does not know, in one of the two copies.
+    // A version, and the last feature bit, that this version does not know, in one of the copies.
     for (place, (field, value)) in
-        places.into_iter().flat_map(|at| [(at, (8, 2_u8)), (at, (24, 32))])
+        places.into_iter().flat_map(|at| [(at, (8, 2_u8)), (at, (31, 128))])
     {
         let whole = block(&specs[0], place);
         let mut newer = whole.clone();
