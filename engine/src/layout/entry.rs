@@ -263,6 +263,9 @@ fn decode_tensor(head: &EntryOnMedia, body: &[u8]) -> Result<TensorEntry, &'stat
         .map(bytemuck::pod_read_unaligned::<RunOnMedia>)
         .map(decode_run)
         .collect::<Result<_, _>>()?;
+    if runs.windows(2).any(|pair| pair[0].copies != pair[1].copies) {
+        return Err("its runs differ in their copies");
+    }
     let length_bytes = head.length.get();
     let blocks = runs.iter().fold(0, |sum, run| sum + run.tensor_blocks());
     if length_bytes > u64::MAX - BLOCK_BYTES || blocks != blocks_for(length_bytes) {
@@ -354,6 +357,10 @@ pub(crate) mod tests {
             let error = decode_changes(&encoded(&[Change::Put(bad)])).unwrap_err();
             assert_eq!(error.what, "a run has a part of its copies");
         }
+        let mut mixed = entry(1);
+        mixed.runs[1] = mirrored.runs[1];
+        let error = decode_changes(&encoded(&[Change::Put(mixed)])).unwrap_err();
+        assert_eq!(error.what, "its runs differ in their copies");
         let mut bytes = encoded(&[Change::Put(mirrored)]);
         bytes[size_of::<EntryOnMedia>() + 12] = 2;
         assert_eq!(decode_changes(&bytes).unwrap_err().what, "a run has more copies than two");

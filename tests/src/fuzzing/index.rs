@@ -134,6 +134,7 @@ fn change(words: &mut Unstructured<'_>, stripes: Option<&StripeMap>) -> Result<C
         }
         _ => (),
     }
+    let mut copies = *words.choose(&Copies::ALL)?;
     let runs = (0..words.int_in_range(0..=3)?)
         .map(|_| {
             let wild = words.ratio(1, 16)?;
@@ -142,7 +143,10 @@ fn change(words: &mut Unstructured<'_>, stripes: Option<&StripeMap>) -> Result<C
             };
             let run = Run::single(word(12)?, word(8)?, word(4)?.max(1));
             let fits = run.block.max(run.blocks) < u32::MAX / 2;
-            let copies = if fits { *words.choose(&Copies::ALL)? } else { Copies::One };
+            // Runs of one tensor that differ are nobody's.
+            if words.ratio(1, 16)? || !fits {
+                copies = if fits { *words.choose(&Copies::ALL)? } else { Copies::One };
+            }
             let (block, blocks) = (run.block * copies.count(), run.blocks * copies.count());
             Ok(Run { block, blocks, copies, ..run })
         })
