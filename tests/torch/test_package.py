@@ -20,7 +20,15 @@ FOREIGN = {"_C", "_cdata", "_fields_", "_indices", "_schema", "_values"}
 FOREIGN |= {f"_{whose}_{when}_hooks" for whose in ("global_optimizer", "optimizer_step") for when in ("pre", "post")}
 FOREIGN |= {"_backward_hooks", "_compiled_call_impl", "_is_view", "_sequence_nr", "_version"}
 FOREIGN |= {"_attn_implementation", "_current_frames", "_exit", "_getframe", "_model_mapping", "_op_dk"}
-FOREIGN |= {"_WorkItem", "_get_method", "_method_names", "_foreach_supported_types", "_local_tensor", "_spec"}
+FOREIGN |= {
+    "_WorkItem",
+    "_get_ddp_logging_data",
+    "_get_method",
+    "_method_names",
+    "_foreach_supported_types",
+    "_local_tensor",
+    "_spec",
+}
 # What counts storages and says where they are: for the ledger alone to change.
 LEDGERS = {"births", "id", "live", "marked", "peak", "pins", "quiet", "size", "state", "reported"}
 OF_RECORDS = {"id", "pins", "size", "state", "reported"}
