@@ -170,8 +170,12 @@ class Tide:
         self._is_named = model is not None or optimizer is not None
         # Steps of a loop that does not mark them.
         self.loop = OptimizerSteps(
-            *(self._step, self.access.is_live, self.steps.count_what_is_mapped, self._name_what_trains),
-            *(self.steps.notices.append, self.steps.clock),
+            self._step,
+            self.access.is_live,
+            self.steps.count_what_is_mapped,
+            self._name_what_trains,
+            self.steps.notices.append,
+            self.steps.clock,
         )
         self._at_work = contextlib.ExitStack()
         self.saves = Saves()  # of torch.distributed.checkpoint, beside the steps
