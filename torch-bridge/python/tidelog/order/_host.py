@@ -26,7 +26,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from tidelog import _errors
 from tidelog._budget_error import BudgetError
 from tidelog._whole import whole
-from tidelog.memory._record import unseen, untyped_storage
+from tidelog.memory._record import Pending, unseen, untyped_storage
 from tidelog.native._built import native
 from tidelog.native._module import Event, Ledger, Record
 from tidelog.order import _element_wise
@@ -280,9 +280,7 @@ class HostUpdates(LazyUpdates):
         part, gradient = local(parameter), local(parameter.grad)
         storage = untyped_storage(part)
         if storage._tide_update is not None:  # of another parameter in the same memory
-            self.is_running = False
-            storage._tide_update.run()
-            self.is_running = True
+            self._run_now(storage._tide_update)
         record = self._ledger.record_of(storage)
         is_seen = self.is_seen(storage)
         if not (is_seen and copy.is_of(part, record)):
@@ -303,11 +301,15 @@ class HostUpdates(LazyUpdates):
         self.pending[id(late)] = late
         late.hang()
         if not is_seen:
-            self.is_running = False
-            late.run()
-            self.is_running = True
+            self._run_now(late)
         elif is_held:
             update.wait()
+
+    def _run_now(self, update: Pending) -> None:
+        """Runs an update in the midst of what begins others: it is not one of those."""
+        self.is_running = False
+        update.run()
+        self.is_running = True
 
     def _make_room_for(self, gradient: Tensor, parameter: Tensor) -> None:
         room = self._beside - self._kept_bytes()
