@@ -1,7 +1,7 @@
 //! The simulation itself: it holds, it replays, it shrinks. `make sim` runs thousands of seeds.
 
 use tidelog_tests::sim::{
-    Act, Content, Copies, Cut, Harm, How, Part, Script, Violation, run, shrink,
+    Act, Content, Cut, Harm, HarmedCopies, How, Part, Script, Violation, run, shrink,
 };
 
 #[test]
@@ -89,10 +89,10 @@ fn whatever_block_of_a_closed_pool_is_harmed_nothing_is_lost_while_a_copy_stands
                 | Part::Tail
                 | Part::OtherSlot
         );
-        let all = [Copies::One, Copies::Apart, Copies::All];
+        let all = [HarmedCopies::One, HarmedCopies::Apart, HarmedCopies::All];
         let copies = if is_of_index { &all[..] } else { &all[..1] };
         for (&how, &copies) in hows.iter().flat_map(|how| copies.iter().map(move |it| (how, it))) {
-            let disks = if is_of_index && copies != Copies::One { 2..=2 } else { 1..=3 };
+            let disks = if is_of_index && copies != HarmedCopies::One { 2..=2 } else { 1..=3 };
             for disks in disks {
                 let at = [1000, 50_000];
                 let second = hows[usize::from(disks) % hows.len()];

@@ -74,7 +74,7 @@ pub struct Remap {
 
 /// Placement of an allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placement {
+pub struct ArenaPlacement {
     /// Address of its first byte.
     pub address: ArenaAddress,
     /// Uses for which the stream that asked waits before it writes the memory.
@@ -97,12 +97,12 @@ pub struct ArenaFull {
 
 /// Arena of a GPU's memory.
 #[derive(Clone, Debug)]
-pub struct Arena {
+pub struct GpuArena {
     space: AddressSpace,
     free: Granules,
 }
 
-impl Arena {
+impl GpuArena {
     /// Makes an arena of this memory, which is mapped from the first address on.
     pub fn new(memory: Granules) -> Self {
         let memory = memory.min(MEMORY_MAX);
@@ -126,7 +126,7 @@ impl Arena {
         asked: Granules,
         stream: StreamNumber,
         happened: impl Fn(StreamUse) -> bool,
-    ) -> Result<Placement, ArenaFull> {
+    ) -> Result<ArenaPlacement, ArenaFull> {
         let asked = asked.max(Granules(1));
         if asked > self.free {
             return Err(ArenaFull { asked, free: self.free });
@@ -146,7 +146,7 @@ impl Arena {
         let waits = uses.iter().copied().filter(|one| one.stream != stream).collect();
         self.space.give_away(range, uses);
         self.free.0 -= asked.0;
-        Ok(Placement { address: ArenaAddress(range.begin), waits, host_waits, remaps })
+        Ok(ArenaPlacement { address: ArenaAddress(range.begin), waits, host_waits, remaps })
     }
 
     /// Takes the memory of an allocation back, which these used last. Uses for which it was to wait

@@ -42,7 +42,7 @@ impl Reference {
     }
 
     /// The driver's part, and the streams': each step checks that it may be done.
-    fn place(&mut self, placement: &Placement, asked: u32, stream: StreamNumber) {
+    fn place(&mut self, placement: &ArenaPlacement, asked: u32, stream: StreamNumber) {
         for one in &placement.host_waits {
             let seen = &mut self.happened[one.stream.0 as usize];
             *seen = (*seen).max(one.number);
@@ -99,7 +99,7 @@ fn run(seed: u64) {
     let mut random = Random::new(seed);
     let memory = 1 + random.below(64) as u32;
     let size_max = 1 + random.below(u64::from(memory));
-    let (mut arena, mut reference) = (Arena::new(Granules(memory)), Reference::new(memory));
+    let (mut arena, mut reference) = (GpuArena::new(Granules(memory)), Reference::new(memory));
     for _ in 0..300 {
         match random.below(8) {
             0..4 => {
@@ -159,7 +159,7 @@ fn used(stream: u32, number: u64) -> StreamUse {
 
 #[test]
 fn a_stream_waits_for_the_last_use_of_its_memory_and_for_nothing_else() {
-    let mut arena = Arena::new(Granules(8));
+    let mut arena = GpuArena::new(Granules(8));
     let [one, other] =
         [(); 2].map(|()| arena.take(Granules(4), stream(0), |_| false).unwrap().address);
     arena.give(one, &[used(0, 1), used(1, 5)]);
@@ -176,7 +176,7 @@ fn a_stream_waits_for_the_last_use_of_its_memory_and_for_nothing_else() {
 
 #[test]
 fn what_is_free_in_pieces_is_mapped_together_once_nobody_uses_it() {
-    let mut arena = Arena::new(Granules(8));
+    let mut arena = GpuArena::new(Granules(8));
     let mut take = |asked| arena.take(Granules(asked), stream(0), |_| false).unwrap();
     let addresses: Vec<_> = (0..8).map(|_| take(1).address).collect();
     for at in [1, 4, 6] {
@@ -196,7 +196,7 @@ fn what_is_free_in_pieces_is_mapped_together_once_nobody_uses_it() {
 #[test]
 #[should_panic(expected = "given back that is not allocated")]
 fn memory_that_is_given_back_twice_is_a_bug_of_the_caller() {
-    let mut arena = Arena::new(Granules(4));
+    let mut arena = GpuArena::new(Granules(4));
     let placement = arena.take(Granules(2), stream(0), |_| false).unwrap();
     arena.give(placement.address, &[]);
     arena.give(placement.address, &[]);
@@ -205,7 +205,7 @@ fn memory_that_is_given_back_twice_is_a_bug_of_the_caller() {
 #[test]
 fn memory_without_end_is_as_much_as_can_be() {
     assert_eq!(Granules::holding(Bytes(GRANULE.0 + 1)), Granules(2));
-    let mut arena = Arena::new(Granules::holding(Bytes(u64::MAX)));
+    let mut arena = GpuArena::new(Granules::holding(Bytes(u64::MAX)));
     assert_eq!(arena.free(), MEMORY_MAX);
     assert_eq!(MEMORY_MAX.bytes(), Bytes(128 << 40));
     assert!(arena.take(MEMORY_MAX, stream(0), |_| false).is_ok());

@@ -3,7 +3,7 @@
 
 use super::caching::DriverCalls;
 use super::event::{SimulatedEvent, SimulatedEvents};
-use crate::arena::{ALLOCATION_MIN, Arena, ArenaAddress, Granules, StreamNumber, StreamUse};
+use crate::arena::{ALLOCATION_MIN, ArenaAddress, GpuArena, Granules, StreamNumber, StreamUse};
 use crate::residency::StorageId;
 use crate::units::Bytes;
 use std::collections::HashMap;
@@ -21,7 +21,7 @@ pub(super) enum SimulatedStream {
 
 #[derive(Clone, Debug)]
 pub(super) struct SimulatedArena {
-    arena: Arena,
+    arena: GpuArena,
     addresses: HashMap<StorageId, ArenaAddress>,
 }
 
@@ -29,7 +29,7 @@ impl SimulatedArena {
     /// Makes the arena of a budget.
     pub(super) fn new(budget: Bytes) -> Self {
         let memory = Bytes(budget.0 + budget.0 / ROUNDING_PARTS);
-        Self { arena: Arena::new(Granules::holding(memory)), addresses: HashMap::new() }
+        Self { arena: GpuArena::new(Granules::holding(memory)), addresses: HashMap::new() }
     }
 
     /// Takes memory for work of a stream. Returns the events for which that waits; `None` where it

@@ -121,8 +121,8 @@ impl StandIn {
         touched
     }
 
-    fn copies(&self, slots: u32) -> Copies {
-        Copies {
+    fn copies(&self, slots: u32) -> ChunkCopies {
+        ChunkCopies {
             memory: Arc::clone(&self.memory),
             to_host: Arc::clone(&self.to_host),
             begun: vec![None; slots as usize],
@@ -195,7 +195,7 @@ impl fmt::Debug for Part {
 }
 
 /// Copies between the memory and chunks, in staging memory or in the window.
-struct Copies {
+struct ChunkCopies {
     memory: Arc<Mapping>,
     to_host: Arc<AtomicU64>,
     begun: Vec<Option<GpuCopy>>,
@@ -204,9 +204,9 @@ struct Copies {
 
 // SAFETY: the addresses are those of the engine's memory, which whoever began a copy keeps for it,
 // whatever thread drives it.
-unsafe impl Send for Copies {}
+unsafe impl Send for ChunkCopies {}
 
-impl Copies {
+impl ChunkCopies {
     fn carry_out(&mut self, slot: usize, copy: GpuCopy) {
         let GpuCopy { direction, memory, chunk, zeroes, checked } = copy;
         let length = memory.length;
@@ -261,7 +261,7 @@ fn no_events() -> CopyError {
 
 // SAFETY: a copy touches memory only while it is carried out, which is before it is told to be
 // done; the processor's own writes are seen by devices that are told of them afterwards.
-unsafe impl GpuCopies for Copies {
+unsafe impl GpuCopies for ChunkCopies {
     unsafe fn begin(&mut self, slot: u32, copy: &GpuCopy) -> Result<(), CopyError> {
         if copy.memory.after.is_some() {
             return Err(no_events());

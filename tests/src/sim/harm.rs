@@ -55,7 +55,7 @@ pub enum How {
 
 /// Copies of the metadata that are harmed, where there are two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Copies {
+pub enum HarmedCopies {
     /// One.
     One,
     /// Different blocks of the two copies: of each block one copy is whole.
@@ -72,7 +72,7 @@ pub struct Harm {
     /// Changes of the first copy that is harmed, and of the second.
     pub how: [How; 2],
     /// Copies that are harmed.
-    pub copies: Copies,
+    pub copies: HarmedCopies,
     /// The disk, or the copy that is harmed first, modulo how many there are.
     pub disk: u8,
     /// Byte of the structure, in 65536ths, on each copy.
@@ -144,7 +144,12 @@ fn harm(random: &mut Random) -> Harm {
         _ => &[rot, How::Unreadable, How::Unreadable, How::Zeroes],
     };
     let how = [random.pick(hows), random.pick(hows)];
-    let copies = random.pick(&[Copies::One, Copies::One, Copies::Apart, Copies::All]);
+    let copies = random.pick(&[
+        HarmedCopies::One,
+        HarmedCopies::One,
+        HarmedCopies::Apart,
+        HarmedCopies::All,
+    ]);
     let disk = random.below(64) as u8;
     Harm { part, how, copies, disk, at: [random.draw() as u16, random.draw() as u16] }
 }

@@ -16,7 +16,7 @@ mod shrink;
 mod trouble;
 
 pub use coverage::{Coverage, FaultSeen, Under};
-pub use harm::{Copies, Harm, How, Part};
+pub use harm::{Harm, HarmedCopies, How, Part};
 pub use model::{Content, Model, Sealed, Seals};
 pub use runner::{Figures, Runner, Violation, run};
 pub use script::{Act, Cut, OneTimeFault, Script};

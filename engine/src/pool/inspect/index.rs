@@ -112,20 +112,20 @@ pub(super) fn read_index<M: LogMedia>(
 ) -> Result<IndexView, String> {
     let place = LogPlace::of(superblock, share).ok_or("there is no such share")?;
     let all = recover(place, mark, media).map_err(|error| error.to_string())?;
-    let copies = Copies { place, mark, media, all: &all };
+    let copies = IndexCopies { place, mark, media, all: &all };
     let copies = place.copies().map(|device| copies.copy(device)).collect();
     Ok(IndexView::of(&place, &superblock.geometry, all, copies))
 }
 
 /// The copies of an index, beside what all together say.
-struct Copies<'a, M> {
+struct IndexCopies<'a, M> {
     place: LogPlace,
     mark: LogMark,
     media: &'a M,
     all: &'a Recovered,
 }
 
-impl<M: LogMedia> Copies<'_, M> {
+impl<M: LogMedia> IndexCopies<'_, M> {
     fn copy(&self, device: u8) -> IndexCopy {
         let state = self.unread(device).or_else(|| self.newer_checkpoint(device));
         let state = state.unwrap_or_else(|| match self.alone(device) {

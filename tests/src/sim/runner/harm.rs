@@ -13,7 +13,7 @@ use super::life::options;
 use super::structures::{BlockExtent, PoolStructures};
 use super::{Check, Runner, text};
 use crate::sim::coverage::{FaultSeen, Under};
-use crate::sim::harm::{Copies, Harm, How, Part};
+use crate::sim::harm::{Harm, HarmedCopies, How, Part};
 use crate::sim::script::Cut;
 
 /// Index of an operation beyond those of a script.
@@ -353,7 +353,7 @@ fn is_of_tensor(damage: &Damage) -> bool {
 
 /// Returns whether what was harmed, in `harmed` of the copies, has no good copy.
 fn is_in_all(harm: &Harm, harmed: usize, copies: usize) -> bool {
-    harmed == copies && (copies == 1 || harm.copies == Copies::All)
+    harmed == copies && (copies == 1 || harm.copies == HarmedCopies::All)
 }
 
 /// A tensor, durable or held by a seal, and a byte of one of its copies.
@@ -392,9 +392,9 @@ fn targets(structures: &PoolStructures<'_>, harm: &Harm) -> Vec<(BlockExtent, Ho
     }
     let one = nth(&all, at[0]);
     let mut targets = vec![(byte(all[one], at[1]), how[0])];
-    if copies != Copies::One && !in_each_disk && structures.copies() == 2 {
+    if copies != HarmedCopies::One && !in_each_disk && structures.copies() == 2 {
         let other = structures.of(part, 1 - first);
-        let apart = copies == Copies::Apart;
+        let apart = copies == HarmedCopies::Apart;
         let two = if apart { nth(&other, at[1]) } else { one };
         match other.get(two) {
             Some(extent) if !apart || two != one => targets.push((byte(*extent, at[0]), how[1])),
