@@ -21,7 +21,7 @@ pub use fake_gpu::FakeGpu;
 pub use fault::read_behind_the_end;
 pub use limit::MemoryLimit;
 pub use loop_device::{LoopDevice, LoopOptions};
-pub use mount::Mount;
+pub use mount::{Frozen, Mount};
 pub use process::{Other, told};
 pub use ran::Ran;
 pub use seccomp::without_io_uring;

@@ -1,4 +1,5 @@
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use super::{Unavailable, system};
@@ -58,10 +59,58 @@ impl Mount {
     /// # Errors
     /// Why this machine makes or mounts none.
     pub fn made_by(maker: &[&str], device: &Path, at: &Path) -> Result<Self, Unavailable> {
-        let device = device.to_string_lossy();
-        system(maker[0], &[&maker[1..], &[&*device]].concat())?;
-        system("mount", &[&device, &at.to_string_lossy()])?;
+        system(maker[0], &[&maker[1..], &[&*device.to_string_lossy()]].concat())?;
+        Self::of(device, at)
+    }
+
+    /// Mounts the file system that is on a device.
+    ///
+    /// # Errors
+    /// Why this machine mounts none.
+    pub fn of(device: &Path, at: &Path) -> Result<Self, Unavailable> {
+        system("mount", &[&device.to_string_lossy(), &at.to_string_lossy()])?;
         Ok(Self(at.into()))
+    }
+
+    /// Mounts an overlay, as containers have it, of which all layers are in one folder.
+    ///
+    /// # Errors
+    /// Why this machine mounts none.
+    pub fn overlay(layers: &Path, at: &Path) -> Result<Self, Unavailable> {
+        let [lower, upper, work] = ["lower", "upper", "work"].map(|name| layers.join(name));
+        for folder in [&lower, &upper, &work] {
+            std::fs::create_dir(folder).map_err(|error| error.to_string())?;
+        }
+        let options = format!(
+            "lowerdir={},upperdir={},workdir={}",
+            lower.display(),
+            upper.display(),
+            work.display()
+        );
+        system("mount", &["-t", "overlay", "-o", &options, "overlay", &at.to_string_lossy()])?;
+        Ok(Self(at.into()))
+    }
+
+    /// Freezes the file system until what is returned goes, or for a minute: writes wait.
+    ///
+    /// # Errors
+    /// Why this machine freezes none.
+    pub fn freeze(&self) -> Result<Frozen<'_>, Unavailable> {
+        let at = self.0.to_string_lossy();
+        system("fsfreeze", &["--freeze", &at])?;
+        // A test that hangs is ended, but its threads that write are not before they have written.
+        let thaw = format!("sleep 60; exec fsfreeze --unfreeze '{at}'");
+        let later = Command::new("sh").args(["-c", &thaw]).stdin(Stdio::null()).spawn();
+        Ok(Frozen { mount: self, later: later.map_err(|error| error.to_string())? })
+    }
+
+    /// Shuts the file system down, as it does itself where its own structures are damaged. It must
+    /// be mounted again.
+    ///
+    /// # Errors
+    /// Why this machine shuts none down.
+    pub fn shut_down(&self) -> Result<(), Unavailable> {
+        system("xfs_io", &["-x", "-c", "shutdown", &self.0.to_string_lossy()]).map(drop)
     }
 
     /// Mounts NTFS, which a program of its own mounts by FUSE.
@@ -78,6 +127,23 @@ impl Mount {
     /// Returns the mount point.
     pub fn path(&self) -> &Path {
         &self.0
+    }
+}
+
+/// A file system whose writes wait.
+#[derive(Debug)]
+pub struct Frozen<'mount> {
+    mount: &'mount Mount,
+    /// Thaws it where nothing else does.
+    later: Child,
+}
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        let thawed = system("fsfreeze", &["--unfreeze", &self.mount.path().to_string_lossy()]);
+        if thawed.is_ok() && self.later.kill().is_ok() {
+            let _ = self.later.wait();
+        }
     }
 }
 

@@ -5,15 +5,17 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use tidelog_engine::layout::TensorId;
-use tidelog_engine::memory::Source;
-use tidelog_engine::path::{DeviceOpenError, DeviceSpec, PathChoice};
+use tidelog_engine::memory::{Destination, Source};
+use tidelog_engine::path::{DeviceOpenError, DeviceSpec, PathChoice, PathKind};
 use tidelog_engine::pool::{FormatError, FormatOptions, OpenOptions, Pool, PutOptions};
+use tidelog_engine::schedule::Urgency;
 use tidelog_engine::units::ByteCount;
 use tidelog_tests::machine::{Directory, LoopDevice, LoopOptions, Mount, Ran, Unavailable, skip};
 
-use super::rig::{DEVICE_BYTES, format_options, open_options, watch};
+use super::rig::{DEVICE_BYTES, close_after_faults, format_options, open_options, watch};
 
 const FILE_SYSTEM_BYTES: u64 = 64 << 20;
 
@@ -24,6 +26,16 @@ fn on_file_system(
     mount: impl FnOnce(&Path, &Path) -> Result<Mount, Unavailable>,
     scenario: impl FnOnce(&Path),
 ) {
+    on_mount(test, bytes, mount, |_, mount| scenario(mount.path()));
+}
+
+/// Runs a scenario that does more with a file system than to use it.
+fn on_mount(
+    test: &'static str,
+    bytes: u64,
+    mount: impl FnOnce(&Path, &Path) -> Result<Mount, Unavailable>,
+    scenario: impl FnOnce(&Path, Mount),
+) {
     let _watchdog = watch(test);
     let directory = Directory::new(test).unwrap();
     let at = directory.path().join("mounted");
@@ -33,8 +45,9 @@ fn on_file_system(
         Ok(device) => device,
         Err(why) => return skip(test, &why),
     };
-    match mount(Path::new(device.node()), &at) {
-        Ok(mount) => scenario(mount.path()),
+    let node = Path::new(device.node());
+    match mount(node, &at) {
+        Ok(mount) => scenario(node, mount),
         Err(why) => skip(test, &why),
     }
 }
@@ -204,4 +217,133 @@ fn a_pool_on_a_file_system_by_fuse_has_all_of_its_space() {
         Mount::by_fuse,
         makes_pools_whose_space_is_there,
     );
+}
+
+/// Puts and reads on a file system of which only this is to be shown: bytes, and what is durable.
+fn is_used_as_any(at: &Path) {
+    for path in [PathChoice::Posix, PathChoice::Auto] {
+        let spec = [DeviceSpec::new(at.join("pool"))];
+        let device_size = Some(ByteCount(DEVICE_BYTES));
+        Pool::format(&spec, &FormatOptions { device_size, ..format_options() }).unwrap();
+        let pool = Pool::open(&spec, &OpenOptions { path, ..open_options() }).unwrap();
+        (0..8).for_each(|number| put(&pool, number));
+        pool.close().unwrap();
+        let pool = Pool::open(&spec, &OpenOptions { path, ..open_options() }).unwrap();
+        (0..8).for_each(|number| assert_eq!(get(&pool, number), content(number)));
+        assert_eq!(pool.scrub().unwrap().damaged, []);
+        pool.close().unwrap();
+        std::fs::remove_file(spec[0].target()).unwrap();
+    }
+}
+
+fn content(number: u8) -> Vec<u8> {
+    vec![number; 300_000]
+}
+
+/// Puts one durable tensor.
+fn put(pool: &Pool, number: u8) {
+    let (mut batch, source) = (pool.batch(), Source::from(content(number)));
+    batch.put(&*number.to_string(), source, PutOptions::default()).unwrap();
+    batch.commit().unwrap();
+}
+
+fn get(pool: &Pool, number: u8) -> Vec<u8> {
+    let id = TensorId::from_name(&number.to_string());
+    let length = content(number).len();
+    let memory = Destination::buffer(length);
+    let ticket = pool.get(id, 0..length as u64, memory, Urgency::Urgent, None).unwrap();
+    ticket.wait().unwrap();
+    ticket.take_bytes().unwrap()
+}
+
+#[test]
+fn a_pool_on_an_overlay_is_as_any() {
+    on_file_system(
+        "a_pool_on_an_overlay_is_as_any",
+        FILE_SYSTEM_BYTES,
+        Mount::ext4,
+        |at| {
+            let (layers, merged) = (at.join("layers"), at.join("merged"));
+            [&layers, &merged].into_iter().for_each(|folder| std::fs::create_dir(folder).unwrap());
+            match Mount::overlay(&layers, &merged) {
+                Ok(mount) => is_used_as_any(mount.path()),
+                Err(why) => skip("a_pool_on_an_overlay_is_as_any", &why),
+            }
+        },
+    );
+}
+
+/// Direct writes go through the page cache there, as the checksums are of what does not change.
+#[test]
+fn a_pool_on_a_file_system_with_checksums_is_as_any() {
+    on_file_system(
+        "a_pool_on_a_file_system_with_checksums_is_as_any",
+        320 << 20,
+        |device, at| Mount::made_by(&["mkfs.btrfs", "-q"], device, at),
+        is_used_as_any,
+    );
+}
+
+#[test]
+fn writes_wait_for_a_frozen_file_system_and_go_on_when_it_is_thawed() {
+    let test = "writes_wait_for_a_frozen_file_system_and_go_on_when_it_is_thawed";
+    on_mount(test, FILE_SYSTEM_BYTES, Mount::ext4, |_, mount| {
+        for path in [PathChoice::Posix, PathChoice::Auto] {
+            let spec = [DeviceSpec::new(mount.path().join("pool"))];
+            let device_size = Some(ByteCount(DEVICE_BYTES));
+            Pool::format(&spec, &FormatOptions { device_size, ..format_options() }).unwrap();
+            let pool = Pool::open(&spec, &OpenOptions { path, ..open_options() }).unwrap();
+            put(&pool, 1);
+            let frozen = match mount.freeze() {
+                Ok(frozen) => frozen,
+                Err(why) => return skip(test, &why),
+            };
+            std::thread::scope(|threads| {
+                let commit = threads.spawn(|| put(&pool, 2));
+                // Long enough for the write to have been given to the file system.
+                std::thread::sleep(Duration::from_millis(200));
+                assert!(!commit.is_finished(), "the file system is not frozen");
+                // The threads of `posix` may all be in a write.
+                if pool.stats().unwrap().reactor.capabilities.kind == PathKind::Uring {
+                    assert_eq!(get(&pool, 1), content(1));
+                }
+                drop(frozen);
+            });
+            assert_eq!(get(&pool, 2), content(2));
+            pool.close().unwrap();
+            std::fs::remove_file(spec[0].target()).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_file_system_that_shuts_down_is_an_error_and_what_was_committed_is_there_afterwards() {
+    let test = "a_file_system_that_shuts_down_is_an_error_and_what_was_committed_is_there_afterwards";
+    let xfs = |device: &Path, at: &Path| Mount::made_by(&["mkfs.xfs", "-q"], device, at);
+    on_mount(test, 320 << 20, xfs, |device, mut mount| {
+        for path in [PathChoice::Posix, PathChoice::Auto] {
+            let at = mount.path().to_owned();
+            let spec = [DeviceSpec::new(at.join("pool"))];
+            let device_size = Some(ByteCount(DEVICE_BYTES));
+            Pool::format(&spec, &FormatOptions { device_size, ..format_options() }).unwrap();
+            let pool = Pool::open(&spec, &OpenOptions { path, ..open_options() }).unwrap();
+            put(&pool, 1);
+            if let Err(why) = mount.shut_down() {
+                return skip(test, &why);
+            }
+            let id = TensorId::from_name("2");
+            let refused = pool.put(id, Source::from(content(2)), PutOptions::default()).unwrap();
+            let refused = refused.wait().unwrap_err().to_string();
+            assert!(refused.contains("(os error 5): the device, or the way to it"), "{refused}");
+            close_after_faults(&pool);
+            drop((pool, mount));
+
+            mount = Mount::of(device, &at).unwrap();
+            let pool = Pool::open(&spec, &OpenOptions { path, ..open_options() }).unwrap();
+            assert_eq!(get(&pool, 1), content(1));
+            put(&pool, 2);
+            pool.close().unwrap();
+            std::fs::remove_file(spec[0].target()).unwrap();
+        }
+    });
 }
