@@ -10,7 +10,7 @@ use tidelog_engine::log::{
     AllocationReach, Contents, Durability, IndexRoom, Lane, LogPlace, PutRequest, RecoveredIndex,
     Space, StripeMap,
 };
-use tidelog_engine::memory::{Source, checksum, copy_with_checksum};
+use tidelog_engine::memory::Source;
 use tidelog_engine::path::sim::{SimDisk, SimDisks, SimProfile};
 use tidelog_engine::schedule::{
     CompletionQueue, Finish, Piece, Reactor, ReactorOptions, Ticket, Transfer, Urgency,
@@ -103,43 +103,6 @@ fn index(criterion: &mut Criterion) {
     group.finish();
 }
 
-fn checksums(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("checksum");
-    for (bytes, what) in
-        [(4096, "4 KiB, cached"), (256 << 10, "256 KiB, cached"), (64 << 20, "64 MiB, not cached")]
-    {
-        let from = vec![0x5A_u8; bytes];
-        let mut to = vec![0_u8; 256 << 10];
-        group.throughput(Throughput::Bytes(bytes as u64));
-        group.bench_function(BenchmarkId::new("CRC32C", what), |bench| {
-            bench.iter(|| checksum(black_box(&from)));
-        });
-        group.bench_function(BenchmarkId::new("CRC32C, by the crate", what), |bench| {
-            bench.iter(|| crc32c::crc32c(black_box(&from)));
-        });
-        // Into a chunk of a staging ring.
-        let chunks = || from.chunks(256 << 10);
-        group.bench_function(BenchmarkId::new("copy with CRC32C", what), |bench| {
-            bench.iter(|| {
-                chunks().map(|chunk| copy_with_checksum(chunk, &mut to)).fold(0, u32::wrapping_add)
-            });
-        });
-        group.bench_function(BenchmarkId::new("copy, then CRC32C by the crate", what), |bench| {
-            bench.iter(|| {
-                let in_blocks = |chunk: &[u8]| {
-                    chunk.chunks(16 << 10).fold(0, |sum, from| {
-                        let to = &mut to[..from.len()];
-                        to.copy_from_slice(black_box(from));
-                        crc32c::crc32c_append(sum, to)
-                    })
-                };
-                chunks().map(in_blocks).fold(0, u32::wrapping_add)
-            });
-        });
-    }
-    group.finish();
-}
-
 fn start() -> Reactor {
     let profile =
         SimProfile { volatile_cache: false, latency_ticks_max: 1, ..SimProfile::default() };
@@ -182,5 +145,5 @@ fn reactor(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(parts, stripe_map, allocator, index, checksums, reactor);
+criterion_group!(parts, stripe_map, allocator, index, reactor);
 criterion_main!(parts);

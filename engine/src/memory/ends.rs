@@ -244,21 +244,34 @@ impl Destination {
 
     /// Copies `bytes` to `offset`; the caller has checked that they fit.
     pub(crate) fn write(&mut self, offset: usize, bytes: &[u8]) {
-        let end = offset.checked_add(bytes.len());
+        let target = self.place(offset, bytes.len());
+        // SAFETY: `place` answers for the range; `bytes` is a buffer of its own in memory that the
+        // engine mapped, so that the two never overlap.
+        unsafe { stream::copy(bytes.as_ptr(), target, bytes.len()) };
+    }
+
+    /// Copies `bytes` to `offset` as [`Self::write`] does, and returns their CRC32C, for which they
+    /// are not read again.
+    pub(crate) fn write_with_checksum(&mut self, offset: usize, bytes: &[u8]) -> u32 {
+        let target = self.place(offset, bytes.len());
+        // SAFETY: as in `write`.
+        unsafe { stream::copy_with_checksum(bytes, target) }
+    }
+
+    /// Returns the address of bytes that a piece is copied to, which may be written until the
+    /// destination is released.
+    fn place(&mut self, offset: usize, length: usize) -> *mut u8 {
+        let end = offset.checked_add(length);
         assert!(end.is_some_and(|end| end <= self.len()), "a piece beyond its destination");
-        let target = match self {
-            // SAFETY: the range lies within the foreign memory (asserted above).
+        match self {
+            // SAFETY: the range lies within the foreign memory (asserted above), which is valid and
+            // ours alone until release by the contract of `ForeignDestination::new`.
             Self::Foreign(foreign) => unsafe { foreign.address.as_ptr().add(offset) },
             Self::Owned(owned) => owned[offset..].as_mut_ptr(),
             Self::Dma { buffer, .. } => buffer[offset..].as_mut_ptr(),
             Self::New(_) => unreachable!("no transfer begins without its memory"),
             Self::Gpu(_) => unreachable!("the GPU's own copies write its memory"),
-        };
-        // SAFETY: foreign memory is valid and ours alone until release by the contract of
-        // `ForeignDestination::new`, other memory is borrowed for the call; the range lies within
-        // it (asserted above). `bytes` is a buffer of its own in memory that the engine mapped, so
-        // the two never overlap.
-        unsafe { stream::copy(bytes.as_ptr(), target, bytes.len()) };
+        }
     }
 }
 

@@ -30,7 +30,7 @@ mod system;
 mod tests;
 
 pub use buffer::{Memory, MemoryKind};
-pub use checksum::{checksum, copy_with_checksum};
+pub use checksum::{ChecksumMethod, checksum, copy_with_checksum};
 pub(crate) use copies::{CopyResult, PendingCopies};
 pub use dma::{Backing, DmaBuffer, DmaPool, MemoryError};
 pub use ends::{Destination, ForeignDestination, ForeignSource, Source};

@@ -1,7 +1,8 @@
 //! Copies that leave the cache to others.
 
+use super::checksum::ChecksumMethod;
+
 /// Length from which the copy bypasses the cache. What is shorter is likely to be used at once.
-#[cfg(any(test, all(target_arch = "x86_64", not(miri))))]
 const STREAMED_MIN: usize = 128 << 10;
 
 /// Copies `length` bytes; a long copy does not read the destination's lines into the cache first,
@@ -18,6 +19,20 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
     }
     // SAFETY: passed on to the caller.
     unsafe { std::ptr::copy_nonoverlapping(from, to, length) };
+}
+
+/// Copies `bytes` as [`copy`] does, and returns their CRC32C.
+///
+/// # Safety
+/// `to` is valid for as many bytes, which `bytes` does not overlap.
+pub(super) unsafe fn copy_with_checksum(bytes: &[u8], to: *mut u8) -> u32 {
+    let method = ChecksumMethod::best();
+    if bytes.len() < STREAMED_MIN {
+        // SAFETY: passed on to the caller.
+        return unsafe { method.copy_to(bytes, to) };
+    }
+    // SAFETY: passed on to the caller.
+    unsafe { method.stream_to(bytes, to) }
 }
 
 /// The copy past the cache: two pages side by side, line by line, which keeps more of the memory's

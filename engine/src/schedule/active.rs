@@ -446,10 +446,11 @@ impl Active {
         self.advance();
     }
 
-    /// Returns the error of a piece just read into `chunk`, if its checksum is not the expected
-    /// one.
-    pub(super) fn mismatch(
-        &self,
+    /// Compares a piece just read into `chunk` with its checksum, and returns what is wrong with it.
+    /// Where all of the piece goes to memory of the host, it is copied there at once: one pass over
+    /// the bytes does both. What turns out to be wrong is copied over, or is the transfer's error.
+    pub(super) fn check(
+        &mut self,
         flight: PieceInFlight,
         chunk: &DmaBuffer,
     ) -> Option<TransferError> {
@@ -457,7 +458,16 @@ impl Active {
             return None;
         }
         let piece = self.placed(flight);
-        piece.checksum.and_then(|_| piece.unexpected(checksum(&chunk[..piece.length as usize])))
+        piece.checksum?;
+        let bytes = &chunk[..piece.length as usize];
+        let is_on_host = self.gpu.is_none() && !self.is_reached() && !self.parts.are_there();
+        let found = match &mut self.job {
+            Job::Read { destination: Some(to) } if is_on_host && piece.is_wanted_whole() => {
+                to.write_with_checksum(piece.tensor_offset as usize, bytes)
+            }
+            _ => checksum(bytes),
+        };
+        piece.unexpected(found)
     }
 
     /// Processes the checksum of a piece that the data path moved from or to a GPU's memory.
@@ -488,8 +498,11 @@ impl Active {
         }
         match (&mut self.job, chunk) {
             (Job::Read { destination: Some(destination) }, Some(chunk)) => {
-                let (skip, take) = (wanted.skip as usize, wanted.take as usize);
-                destination.write(piece.tensor_offset as usize, &chunk[skip..skip + take]);
+                // The check has copied what it could.
+                if piece.checksum.is_none() || !piece.is_wanted_whole() {
+                    let (skip, take) = (wanted.skip as usize, wanted.take as usize);
+                    destination.write(piece.tensor_offset as usize, &chunk[skip..skip + take]);
+                }
                 self.bytes += u64::from(wanted.take);
             }
             (Job::Write { .. }, _) => self.bytes += u64::from(piece.length),

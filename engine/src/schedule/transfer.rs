@@ -134,6 +134,11 @@ impl Piece {
         self.window.unwrap_or(WantedRange { skip: 0, take: self.length })
     }
 
+    /// Returns whether all of its bytes go to or come from memory.
+    pub(super) fn is_wanted_whole(&self) -> bool {
+        self.window.is_none()
+    }
+
     /// The bytes of the device that it takes up.
     pub(super) fn extent(&self) -> Extent {
         let length = ByteCount(u64::from(self.length));

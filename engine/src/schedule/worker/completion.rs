@@ -80,7 +80,7 @@ impl Worker {
             return self.keep(flight, Some(chunk));
         };
         active.unchecked -= 1;
-        let failure = active.mismatch(flight, &chunk);
+        let failure = active.check(flight, &chunk);
         self.accept(flight, failure, Some(chunk));
     }
 
