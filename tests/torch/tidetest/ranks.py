@@ -55,6 +55,7 @@ class Run:
     def __init__(self, rank, size, folder):
         self.rank, self.size, self.folder = rank, size, folder
         self.tide = self.made = None
+        self.gathers_of_loop = 0  # of the plain run, where anybody counts them
         self._random = torch.Generator().manual_seed(5 + rank)
 
     def batch(self, rows=ROWS):
@@ -263,6 +264,16 @@ def fsdp_without_resharding(run):
     return run.train(sharded(reshard_after_forward=False))
 
 
+def fsdp_that_reshards_all(run):
+    """The outermost module, too, gives up behind its forward pass what it needs first in the backward pass."""
+    return run.train(sharded(reshard_after_forward=True))
+
+
+def fsdp_that_reshards_to_pairs(run):
+    """Four ranks gather from two in the backward pass."""
+    return run.train(sharded(reshard_after_forward=2))
+
+
 def fsdp_in_mixed_precision(run):
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     return run.train(sharded(mp_policy=policy), clip=0.5)
@@ -431,6 +442,7 @@ PROGRAMS = {
         fsdp,
         fsdp_with_pauses,
         fsdp_without_resharding,
+        fsdp_that_reshards_all,
         fsdp_in_mixed_precision,
         fsdp_beside_its_own_offloading,
         fsdp_with_accumulation,
@@ -442,7 +454,7 @@ PROGRAMS = {
         collectives,
         collectives_waited_for_elsewhere,
     ),
-    4: (ddp, fsdp, fsdp_with_pauses, tensor_parallel_and_fsdp, pipeline_1f1b, collectives),
+    4: (ddp, fsdp, fsdp_that_reshards_to_pairs, fsdp_with_pauses, tensor_parallel_and_fsdp, pipeline_1f1b, collectives),
 }
 
 
@@ -471,7 +483,8 @@ def run_all(rank, size, folder, mode, programs):
 
 def compare(program, plain, mode):
     plain.made = getattr(program, "before", lambda: None)()
-    expected = program(plain)
+    random.seed(plain.rank)
+    expected = program(plain), random.random()
     plain.made = None
     peak = in_block(program, plain, expected, PLENTY, mode).peak_bytes
     tide = in_block(program, plain, expected, int(getattr(program, "part", PART) * peak), mode)
@@ -488,6 +501,7 @@ def in_block(program, plain, expected, memory, mode):
     gc.collect()  # models are full of cycles, and all tensors of the process count
     run = Run(plain.rank, plain.size, plain.folder)
     run.made = getattr(program, "before", lambda: None)()
+    run.gathers_of_loop = plain.gathers_of_loop
     pool = os.path.join(plain.folder, "pool")
     os.makedirs(pool, exist_ok=True)
     with warnings.catch_warnings():
@@ -496,7 +510,8 @@ def in_block(program, plain, expected, memory, mode):
         options |= getattr(program, "options", {})
         with tidelog.offload(pool=pool, **options) as tide:
             run.tide = tide
-            got = program(run)
+            random.seed(plain.rank)
+            got = program(run), random.random()
             tide.figures = tide.stats()
             run.tide = None
             del run
