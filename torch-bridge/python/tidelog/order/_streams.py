@@ -59,8 +59,8 @@ def states() -> State:
 def put_states(value: State) -> None:
     """Gives all of torch's usual generators a state."""
     put(value.host)
-    for gpu, (seed, place), now in zip(_gpus(), value.gpus, states().gpus):
-        if now[0] != seed:
+    for gpu, (seed, place) in zip(_gpus(), value.gpus):
+        if gpu.initial_seed() != seed:
             gpu.manual_seed(seed)
         gpu.set_offset(place)
 
