@@ -3,6 +3,8 @@ reduces gradients behind the last one, and in a block layer by layer.
 """
 
 import functools
+import gc
+import weakref
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ import tidelog
 from tidetest import plans, ranks
 from tidetest.bits import frozen
 from tidetest.micro_batches import square
+from tidetest.rank_updates import moved
 from tidetest.ranks import WIDTH
 
 LAYERS, STEPS, MICRO_BATCHES = 4, 6, 3
@@ -53,11 +56,13 @@ class Model(nn.Module):
         return self.last(x) * self.scale
 
 
-def train(run, model, synced, shape=lambda step, number: ranks.ROWS, set_to_none=True):
-    """Trains. `synced(is_last)`: says to the model whether the next backward pass reduces gradients."""
+def train(run, model, synced, shape=lambda step, number: ranks.ROWS, set_to_none=True, looks=True):
+    """Trains. `synced(is_last)`: says to the model whether the next backward pass reduces gradients. `looks`: at
+    gradients, before the step uses them.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     torch.manual_seed(2 + run.rank)
-    losses = []
+    losses, gradients = [], []
     for step in range(STEPS):
         with run.step():
             optimizer.zero_grad(set_to_none=set_to_none)
@@ -70,7 +75,8 @@ def train(run, model, synced, shape=lambda step, number: ranks.ROWS, set_to_none
                     loss = square(model, batch)
                     loss.backward()
                     losses.append(loss.detach())
-            gradients = [frozen(_part(each.grad)) for each in model.parameters() if each.grad is not None]
+            if looks:
+                gradients = [frozen(_part(each.grad)) for each in model.parameters() if each.grad is not None]
             optimizer.step()
     return frozen(losses), gradients, ranks.whole(model), frozen(torch.get_rng_state())
 
@@ -109,11 +115,22 @@ def ddp_without_a_hook(run):
     def synced(is_last):
         module.require_backward_grad_sync = is_last
 
-    return train(run, module, synced)
+    return train(run, module, synced), weakref.ref(module)
+
+
+def ddp_that_is_let_go(run):
+    """Checks that nothing holds a module when its passes are over."""
+    result, module = ddp_without_a_hook(run)
+    gc.collect()
+    assert module() is None
+    return result
 
 
 def ddp_with_buckets_as_gradients(run):
     return [ddp(run, gradient_as_bucket_view=True, set_to_none=each) for each in (True, False)]
+
+
+ddp_with_buckets_as_gradients.part = ranks.WHOLE
 
 
 def ddp_in_half_precision(run):
@@ -132,20 +149,20 @@ def ddp_with_late_updates(run):
     return ddp(run)
 
 
-ddp_with_late_updates.options = {"updates": "lazy"}
+ddp_with_late_updates.options, ddp_with_late_updates.expect = {"updates": "lazy"}, moved("late", 8)
 
 
 # -- FSDP2 ------------------------------------------------------------------------------------------------------------
 
 
-def fsdp(run, shape=lambda step, number: ranks.ROWS, checkpointing=False, outside=True, **options):
+def fsdp(run, shape=lambda step, number: ranks.ROWS, checkpointing=False, outside=True, looks=True, **options):
     model = Model(checkpointing)
     for layer in [*model.layers, *([model.first, model.last] if outside else [])]:
         fully_shard(layer, **options)
     fully_shard(model, **options)
     counts = {}
     with counted(counts):
-        result = train(run, model, model.set_requires_gradient_sync, shape)
+        result = train(run, model, model.set_requires_gradient_sync, shape, looks=looks)
     gathers = counts.pop("foreach_all_gather")
     if run.tide is not None:
         assert gathers < run.gathers_of_loop, f"{gathers} gathers, of {run.gathers_of_loop} in the loop"
@@ -203,11 +220,11 @@ def fsdp_with_late_updates(run):
 
 
 def fsdp_with_early_updates(run):
-    return fsdp(run)
+    return fsdp(run, looks=False)
 
 
-fsdp_with_late_updates.options = {"updates": "lazy"}
-fsdp_with_early_updates.options = {"updates": "early"}
+fsdp_with_late_updates.options, fsdp_with_late_updates.expect = {"updates": "lazy"}, moved("late", 8)
+fsdp_with_early_updates.options, fsdp_with_early_updates.expect = {"updates": "early"}, moved("early", 8)
 
 
 def fsdp_of_shapes_that_one_rank_has_not_seen(run):
@@ -226,6 +243,9 @@ def refused_sums_in_another_type(run):
     model.last.weight = model.first.weight
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     return refused(run, fully_shard(model, mp_policy=policy), "is used at several places")
+
+
+refused_sums_in_another_type.part = 0.8  # all of it is gathered at once
 
 
 def refused(run, model, words):
@@ -251,7 +271,7 @@ def refused(run, model, words):
 
 # Those that are tried always, and those that are tried where slow tests are.
 USUAL = [
-    ddp_with_dropout,
+    ddp_that_is_let_go,
     ddp_with_unused_parameters,
     refused_with_a_static_graph,
     fsdp_that_reshards_all,
@@ -259,7 +279,7 @@ USUAL = [
     fsdp_of_shapes_that_one_rank_has_not_seen,
 ]
 MORE = [
-    ddp_without_a_hook,
+    ddp_with_dropout,
     ddp_with_buckets_as_gradients,
     ddp_in_half_precision,
     ddp_with_buffers_of_rank_0,

@@ -93,11 +93,13 @@ def _watch_gradients(access: Access, module: Any) -> None:
     access.expect_reducer(module)
     _look_for_builtin_hook(access, module)
 
+    reducer = weakref.ref(module)  # which in C++ holds the parameters, and with them this hook
+
     def look(gradient: Tensor) -> None:
         if access.is_live() and not gradient.is_sparse:
             storage = untyped_storage(gradient)
             access.bring_back(storage)
-            if module.static_graph and storage._tide is not None:
+            if (owner := reducer()) is not None and owner.static_graph and storage._tide is not None:
                 storage._tide.is_guarded = False
 
     is_complete = _Complete(look)

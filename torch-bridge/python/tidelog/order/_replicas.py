@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from tidelog._errors import OrderError
 
+_ACTIVE = "_active_ddp_module"
 _UNUSUAL = {
     "static_graph": "takes the hooks of its first backward pass for those of every other, and here there are more",
     "mixed_precision": "casts parameters in hooks on their way to each other part of the model, in both passes",
@@ -36,6 +37,8 @@ class Replica:
         _refuse(module)
         self._places = {id(parameter): place for place, parameter in enumerate(_reduced(module))}
         self._hooks: list[RemovableHandle] = []
+        # Each forward pass leaves what it has found: suspended in each other they would leave the module, for good.
+        self._active = getattr(DistributedDataParallel, _ACTIVE, None)
 
     def begin(self, is_last: Callable[[Tensor], bool]) -> None:
         """Begins a pass. `is_last`: whether what was just added completes a parameter's gradient."""
@@ -76,6 +79,7 @@ class Replica:
     def close(self) -> None:
         """Ends the pass, also after an error."""
         self._module.require_backward_grad_sync = self._syncs
+        setattr(DistributedDataParallel, _ACTIVE, self._active)
         while self._hooks:
             self._hooks.pop().remove()
 
