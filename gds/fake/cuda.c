@@ -276,6 +276,17 @@ CUresult cuEventRecord(struct Event *event, struct Stream *stream) {
     pthread_mutex_unlock(&fake_lock);
     return code;
 }
+/* Between two that have happened, by the clock where one runs, and else by when their turns came. */
+CUresult cuEventElapsedTime(float *milliseconds, struct Event *begin, struct Event *end) {
+    IN_CONTEXT;
+    pthread_mutex_lock(&fake_lock);
+    int code = usable(begin) && usable(end) ? OK : BAD_HANDLE;
+    if (!code && (!begin->recorded || !end->recorded)) code = BAD_HANDLE;
+    if (!code && (begin->happened < begin->recorded || end->happened < end->recorded)) code = NOT_READY;
+    if (!code) *milliseconds = (float)((double)(end->happened_at - begin->happened_at) / 1e6);
+    pthread_mutex_unlock(&fake_lock);
+    return code;
+}
 CUresult cuEventQuery(struct Event *event) {
     UNSAFE;
     pthread_mutex_lock(&fake_lock);

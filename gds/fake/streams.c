@@ -87,6 +87,7 @@ bool advance(struct Stream *stream) {
     if (s->kind == WAIT && s->event->happened < s->ticket) return false;
     /* A later record, in another stream, may have happened before. */
     if (s->kind == RECORD && s->event->happened < s->ticket) s->event->happened = s->ticket;
+    if (s->kind == RECORD && !is_clocked()) s->event->happened_at = clock_now();
     if (s->kernel) { run_kernel(s->kernel); forget_kernel(s->kernel); }
     if (reads(s->kind) || writes(s->kind)) {
         bool from_there = !reads(s->kind) || allocated(s->from, s->length);

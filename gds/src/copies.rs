@@ -10,7 +10,7 @@ use tidelog_engine::memory::{
 };
 
 use crate::checksum::Checksums;
-use crate::cuda::{CUDA, CudaError, DevicePointer, Event, Gpu, Stream};
+use crate::cuda::{CUDA, CopyTimer, CudaError, DevicePointer, Event, Gpu, Stream};
 use crate::gdr::RemoteWrites;
 
 /// Sequence of steps that a stream takes for one copy.
@@ -18,6 +18,8 @@ pub(crate) struct CopySequence<'a, Pieces, Checksum> {
     pub(crate) direction: GpuDirection,
     /// Step 1: what must have happened before the memory is touched.
     pub(crate) after: Option<GpuEvent>,
+    /// Timer of the copies, if anybody asks what they take.
+    pub(crate) timer: Option<&'a CopyTimer>,
     /// Step 2: copies between the memory, which begins here, and pieces of it elsewhere, one after
     /// the other.
     pub(crate) memory: DevicePointer,
@@ -60,6 +62,7 @@ where
         // waited for `after`, from when on nobody else interferes, as the caller says.
         unsafe {
             self.after.map_or(Ok(()), |after| stream.wait_for_raw(after.as_raw()))?;
+            self.timer.map_or(Ok(()), |timer| timer.begin(stream))?;
             for (place, length) in self.pieces {
                 match (self.direction, place) {
                     (GpuDirection::Fill, ChunkPlace::Host(to)) => {
@@ -77,6 +80,7 @@ where
                 }
                 memory = memory.offset(length as u64);
             }
+            self.timer.map_or(Ok(()), |timer| timer.end(stream))?;
             let GpuBytes { address, length } = self.zeroes;
             if length > 0 {
                 stream.fill_with_zeroes(DevicePointer(address), length as usize)?;
@@ -146,6 +150,7 @@ impl StreamCopies {
         let sequence = CopySequence {
             direction,
             after: memory.after,
+            timer: None,
             memory: DevicePointer(memory.address),
             pieces: Some((chunk, memory.length)).filter(|(_, length)| *length > 0),
             zeroes,

@@ -24,6 +24,7 @@ pub(crate) use host::{HostLock, HostMemory, HostWords};
 pub use mapped::VirtualMemory;
 pub use memory::{DeviceMemory, DevicePointer};
 pub use names::name_of;
+pub(crate) use stream::CopyTimer;
 pub use stream::{Event, Stream};
 
 /// CUDA, as the source of an operation's error.

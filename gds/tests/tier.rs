@@ -9,7 +9,7 @@ use tidelog_engine::memory::{GpuDestination, GpuEvent, GpuSource};
 use tidelog_engine::schedule::{CompletionQueue, TransferError, TransferOutcome, Urgency};
 use tidelog_engine::units::ByteCount;
 use tidelog_gds::cuda::{DeviceMemory, Event, Stream};
-use tidelog_gds::{HostTier, HostTierError};
+use tidelog_gds::{HostTier, HostTierError, TimedCopies};
 use tidelog_tests::machine::FakeGpu;
 use tidelog_tests::sim::Random;
 
@@ -94,6 +94,48 @@ fn source(memory: &DeviceMemory, after: Option<&Event>) -> GpuSource {
     let after = after.and_then(|event| GpuEvent::from_raw(event.as_raw()));
     // SAFETY: the tests keep memory and event, and write nothing, until the end is told.
     unsafe { GpuSource::new(memory.base().0, memory.len(), after) }
+}
+
+/// Checks the time of copies, which is the link's alone: what one waits for in its stream, and the
+/// time until the host looks, are none of it. A host that is slow to put them into the stream may
+/// add to it, so of several one shows the link.
+#[test]
+fn the_time_of_copies_is_that_of_the_link() {
+    let fake = FakeGpu::start(3, 0);
+    let stage = Stage::new(&fake, 4 * MIB);
+    let memory = on_gpu(&fake, &pattern(MIB, 7));
+    let event = || Event::new(&fake.gpu()).unwrap();
+    let (after, released) = (event(), event());
+    for rate in [4000, 2000] {
+        fake.clock(Duration::from_micros(5), rate);
+        let one = Duration::from_micros(5) + Duration::from_nanos(MIB as u64 * 1000 / rate);
+        let mut least = [Duration::MAX; 3];
+        for _ in 0..20 {
+            let out = || stage.tier.stats().out;
+            let measured = |link: &dyn Fn() -> TimedCopies, copy: &dyn Fn()| {
+                let before = link();
+                copy();
+                stage.next().1.unwrap();
+                let now = link();
+                assert_eq!(now.bytes - before.bytes, MIB as u64);
+                now.time.saturating_sub(before.time)
+            };
+            let times = [
+                measured(&out, &|| stage.put(1, &memory, Some(&after))),
+                measured(&out, &|| stage.put_ordered(&memory, Some(&after), &released)),
+                measured(&|| stage.tier.stats().back, &|| stage.get(1, &memory, None)),
+            ];
+            for (least, time) in least.iter_mut().zip(times) {
+                *least = (*least).min(time);
+            }
+            if least.iter().all(|time| *time < one + one / 50) {
+                break;
+            }
+        }
+        for time in least {
+            assert!(time.abs_diff(one) < one / 50, "{least:?}, not {one:?}");
+        }
+    }
 }
 
 #[test]

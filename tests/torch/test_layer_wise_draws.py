@@ -88,3 +88,62 @@ def test_dropout_that_is_switched_on_and_off():
             (loop if each is model else tidelog.accumulate)(each, batches, square)
         for (name, one), two in zip(gradients(model).items(), gradients(other).values()):
             assert torch.equal(one, two), (step, name)
+
+
+class MadeUpGenerator:
+    """Generator of a GPU that is not there, whose numbers are a function of a seed and a place."""
+
+    def __init__(self):
+        self.seed, self.place = 1, 0
+
+    def initial_seed(self):
+        return self.seed
+
+    def manual_seed(self, seed):
+        self.seed, self.place = seed, 0
+
+    def get_offset(self):
+        return self.place
+
+    def set_offset(self, place):
+        assert place % 4 == 0
+        self.place = place
+
+    def draw(self, shape):
+        numbers = torch.rand(shape, generator=torch.Generator().manual_seed(1000 * self.seed + self.place))
+        self.place += 4 * -(-numbers.numel() // 16)
+        return numbers
+
+
+class DropoutOnGpu(nn.Module):
+    def __init__(self, generator):
+        super().__init__()
+        self.p, self._generator = 0.5, generator
+
+    def forward(self, x):
+        return x * (self._generator.draw(x.shape) > self.p)
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside the host's"])
+def test_dropout_on_a_gpu(monkeypatch, beside):
+    """Checks places in the sequence of a GPU's numbers: each micro-batch begins where the loop has it begin."""
+    generator = MadeUpGenerator()
+    for name, value in {"is_initialized": lambda: True, "current_stream": lambda: None}.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.cuda, "default_generators", (generator,), raising=False)
+    more = [nn.Dropout(0.5)] if beside else []
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), DropoutOnGpu(generator), *more) for _ in range(3)))
+    other = copy.deepcopy(model)
+    for each in other:
+        each[1]._generator = generator
+    for step in range(5):
+        batches = [rows(3 * step + number, 2 + (step + number) % 3, WIDTH) for number in range(3)]
+        after = []
+        for each, train in ((model, loop), (other, tidelog.accumulate)):
+            generator.manual_seed(step)
+            torch.manual_seed(step)
+            train(each, batches, square)
+            after.append((generator.place, torch.get_rng_state().tolist()))
+        assert after[0] == after[1] and after[0][0] > 0, step
+        for (name, one), two in zip(gradients(model).items(), gradients(other).values()):
+            assert torch.equal(one, two), (step, name)

@@ -108,28 +108,29 @@ def test_models_compiled_as_a_whole():
 
 
 def test_models_of_several_threads():
-    refused(nn.DataParallel(chain()), "DataParallel reduces gradients")
+    refused(nn.DataParallel(chain()), "DataParallel calls copies of the blocks")
 
 
 SEVERAL_PROCESSES = """
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed._composable.replicate import replicate
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/meeting", rank=0, world_size=1)
 
 def chain():
     return torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
 
-sharded = chain()
-fully_shard(sharded, mesh=dist.device_mesh.init_device_mesh("cpu", (1,)))
-for model, name in ((DistributedDataParallel(chain()), "DistributedDataParallel"), (sharded, "FSDPSequential")):
+for model, words in (
+    (FullyShardedDataParallel(chain(), device_id=torch.device("cpu")), "take fully_shard"),
+    (replicate(chain()), "take DistributedDataParallel"),
+):
     try:
         tidelog.accumulate(model, [torch.ones(2, 8)] * 2, lambda model, x: model(x).sum())
     except tidelog.OrderError as error:
-        assert f"{name} reduces gradients" in str(error), error
+        assert words in str(error), error
     else:
-        raise AssertionError(name)
+        raise AssertionError(words)
 dist.destroy_process_group()
 print("done")
 """

@@ -60,6 +60,20 @@ def test_programs_with_updates_at_other_times_have_the_same_bits(tmp_path, mode,
         process.assert_done(ended)
 
 
+ACCUMULATE = """
+from tidetest import rank_accumulate
+rank_accumulate.main(*sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("which", ["usual", pytest.param("more", marks=pytest.mark.slow)])
+def test_micro_batches_that_pass_layer_by_layer_have_the_same_bits(tmp_path, which, size):
+    started = [process.start(ACCUMULATE, rank, size, tmp_path, which) for rank in range(size)]
+    for ended in process.finish_all(started):
+        process.assert_done(ended)
+
+
 RECOMPUTE = """
 from tidetest import rank_recompute
 rank_recompute.main(*sys.argv[1:])

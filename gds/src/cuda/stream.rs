@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
@@ -34,6 +35,11 @@ impl Event {
             sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC,
         ];
         Self::with(gpu, flags.into_iter().fold(0, |all, flag| all | flag as u32))
+    }
+
+    /// Makes an event that notes when it happens.
+    fn timed(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
+        Self::with(gpu, sys::CUevent_flags::CU_EVENT_DEFAULT as u32)
     }
 
     fn with(gpu: &Arc<Gpu>, flags: u32) -> Result<Self, CudaError> {
@@ -86,6 +92,38 @@ impl Drop for Event {
 impl fmt::Debug for Event {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "Event({:p})", self.event)
+    }
+}
+
+/// Time that copies take, by the GPU's clock: not what they wait in their stream, nor the host.
+#[derive(Debug)]
+pub(crate) struct CopyTimer {
+    begun: Event,
+    ended: Event,
+}
+
+impl CopyTimer {
+    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
+        Ok(Self { begun: Event::timed(gpu)?, ended: Event::timed(gpu)? })
+    }
+
+    /// The copies begin when all that was put into the stream so far is done.
+    pub(crate) fn begin(&self, stream: &Stream) -> Result<(), CudaError> {
+        self.begun.record(stream)
+    }
+
+    /// The copies were put into the stream.
+    pub(crate) fn end(&self, stream: &Stream) -> Result<(), CudaError> {
+        self.ended.record(stream)
+    }
+
+    /// Returns the time of copies that are done. Nothing where the GPU does not say.
+    pub(crate) fn took(&self) -> Option<Duration> {
+        let _entered = self.begun.gpu.enter().ok()?;
+        // SAFETY: both are open.
+        let took = unsafe { result::event::elapsed(self.begun.event, self.ended.event) };
+        let seconds = f64::from(took.ok()?) / 1000.0;
+        Duration::try_from_secs_f64(seconds).ok().filter(|took| !took.is_zero())
     }
 }
 

@@ -3,13 +3,14 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidelog_engine::memory::{ChunkPlace, GpuBytes, GpuDirection, GpuRange};
 
 use super::Work;
 use crate::checksum::{Crc32c, parts_of, sum_of};
 use crate::copies::CopySequence;
-use crate::cuda::{CudaError, DevicePointer, Event, Gpu, HostMemory, HostWords, Stream};
+use crate::cuda::{CopyTimer, CudaError, DevicePointer, Event, Gpu, HostMemory, HostWords, Stream};
 
 /// Jobs that are given to the GPU at once, so that it need not wait for the host between two.
 pub(super) const SLOTS: usize = 2;
@@ -30,6 +31,7 @@ pub(super) struct TierCopies {
 /// Resources of a job while it runs.
 struct Slot {
     done: Event,
+    timer: CopyTimer,
     /// Words of each checksum's parts.
     words: HostWords,
     /// Number of checksums of this job.
@@ -39,7 +41,8 @@ struct Slot {
 impl TierCopies {
     pub(super) fn new(gpu: &Arc<Gpu>, memory: &Arc<HostMemory>) -> Result<Self, CudaError> {
         let slot = || {
-            Ok(Slot { done: Event::awaited(gpu)?, words: HostWords::new(gpu, 1 << 10)?, units: 0 })
+            let words = HostWords::new(gpu, 1 << 10)?;
+            Ok(Slot { done: Event::awaited(gpu)?, timer: CopyTimer::new(gpu)?, words, units: 0 })
         };
         Ok(Self {
             gpu: Arc::clone(gpu),
@@ -60,7 +63,7 @@ impl TierCopies {
     pub(super) fn begin(&mut self, slot: usize, work: &Work) -> Result<(), CudaError> {
         let GpuRange { address, length, after } = work.range();
         self.reserve(slot, length)?;
-        let Slot { done, words, .. } = &self.slots[slot];
+        let Slot { done, timer, words, .. } = &self.slots[slot];
         let memory = DevicePointer(address);
         let (direction, pieces) = match work {
             Work::Put { room, .. } => (GpuDirection::Fill, room.pieces()),
@@ -76,6 +79,7 @@ impl TierCopies {
         let sequence = CopySequence {
             direction,
             after,
+            timer: Some(timer),
             memory,
             pieces: pieces.iter().map(|piece| (ChunkPlace::Host(place(piece)), piece.len())),
             zeroes: GpuBytes::default(),
@@ -95,11 +99,12 @@ impl TierCopies {
     }
 
     /// Waits for the job in a slot, and returns the checksums of its bytes on the GPU, one for each
-    /// [`UNIT`].
-    pub(super) fn finish(&self, slot: usize) -> Result<Vec<u32>, CudaError> {
+    /// [`UNIT`], and what its copies took.
+    pub(super) fn finish(&self, slot: usize) -> Result<(Vec<u32>, Option<Duration>), CudaError> {
         let slot = &self.slots[slot];
         slot.done.wait()?;
-        Ok((0..slot.units).map(|unit| sum_of(&slot.words, unit * PARTS, PARTS)).collect())
+        let sums = (0..slot.units).map(|unit| sum_of(&slot.words, unit * PARTS, PARTS)).collect();
+        Ok((sums, slot.timer.took()))
     }
 
     /// Makes room for a job's checksums.

@@ -242,8 +242,11 @@ impl Worker {
     }
 
     fn finish(&mut self, slot: usize, job: Job) {
-        let sums = self.copies.finish(slot);
-        self.end(job, |work| work.conclude(sums.map_err(failed)?));
+        let finished = self.copies.finish(slot);
+        self.end(job, |work| {
+            let (sums, took) = finished.map_err(failed)?;
+            work.conclude(sums, took)
+        });
     }
 
     fn end(&self, job: Job, outcome: impl FnOnce(Work) -> TransferOutcome) {

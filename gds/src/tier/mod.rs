@@ -80,6 +80,19 @@ pub struct HostTierStats {
     pub bytes_out: ByteCount,
     /// Copied to the GPU.
     pub bytes_back: ByteCount,
+    /// Copies from the GPU whose time is known.
+    pub out: TimedCopies,
+    /// Copies to the GPU whose time is known.
+    pub back: TimedCopies,
+}
+
+/// Copies of one direction that are done, and what they took by the GPU's clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TimedCopies {
+    /// Bytes copied.
+    pub bytes: u64,
+    /// Time that the link was busy with them.
+    pub time: Duration,
 }
 
 /// Page-locked host memory that holds tensors of one GPU.
@@ -101,6 +114,25 @@ struct Books {
     copies: Mutex<HashMap<TensorId, Arc<HostCopy>>>,
     bytes_out: AtomicU64,
     bytes_back: AtomicU64,
+    out: TimedLink,
+    back: TimedLink,
+}
+
+/// Copies of one direction, as they end.
+#[derive(Debug, Default)]
+struct TimedLink(Mutex<TimedCopies>);
+
+impl TimedLink {
+    fn add(&self, bytes: u64, took: Option<Duration>) {
+        let Some(took) = took else { return };
+        let mut copies = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        copies.bytes += bytes;
+        copies.time += took;
+    }
+
+    fn so_far(&self) -> TimedCopies {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Work on a tensor.
@@ -117,8 +149,8 @@ impl HostTier {
         let memory = Arc::new(HostMemory::new(gpu, bytes)?);
         let line = |name| TierQueue::start(name, TierCopies::new(gpu, &memory)?);
         let (out, back) = (line("tidelog-tier-out")?, line("tidelog-tier-in")?);
-        let ordered = OrderedPuts::start(gpu, &memory)?;
-        let (books, space) = (Arc::default(), TierSpace::new(bytes));
+        let (books, space) = (Arc::<Books>::default(), TierSpace::new(bytes));
+        let ordered = OrderedPuts::start(gpu, &memory, &books)?;
         Ok(Self { ordered, out, back, books, space, memory })
     }
 
@@ -221,6 +253,8 @@ impl HostTier {
             peak: ByteCount(capacity - least as u64),
             bytes_out: moved(&self.books.bytes_out),
             bytes_back: moved(&self.books.bytes_back),
+            out: self.books.out.so_far(),
+            back: self.books.back.so_far(),
         }
     }
 }
@@ -254,17 +288,19 @@ impl Work {
         if let Self::Get { destination, .. } = self { destination.landed() } else { None }
     }
 
-    /// The copies are done, and these are the checksums of the bytes on the GPU.
-    fn conclude(self, sums: Vec<u32>) -> TransferOutcome {
+    /// The copies are done, took so long, and these are the checksums of the bytes on the GPU.
+    fn conclude(self, sums: Vec<u32>, took: Option<Duration>) -> TransferOutcome {
         let bytes = self.range().length as u64;
         let mut matched = true;
         match self {
             Self::Put { id, room, books, .. } => {
                 books.bytes_out.fetch_add(bytes, Ordering::Relaxed);
+                books.out.add(bytes, took);
                 books.lock().insert(id, Arc::new(HostCopy::complete(room, sums)));
             }
             Self::Get { held, books, .. } => {
                 books.bytes_back.fetch_add(bytes, Ordering::Relaxed);
+                books.back.add(bytes, took);
                 held.compare(&sums)?;
             }
             Self::Verify { held, .. } => matched = held.sums().is_ok_and(|left| left == sums),

@@ -22,12 +22,12 @@ use std::time::Duration;
 use tidelog_engine::memory::{GpuEvent, GpuRange, GpuSource};
 use tidelog_engine::schedule::{Done, Notify, TransferError};
 
-use super::HostTierError;
 use super::copies::{PARTS, UNIT, units_of};
 use super::host_copy::{HostCopy, bytes_of};
 use super::space::Room;
+use super::{Books, HostTierError};
 use crate::checksum::{Crc32c, sum_of};
-use crate::cuda::{CudaError, DevicePointer, Event, Gpu, HostMemory, HostWords, Stream};
+use crate::cuda::{CopyTimer, CudaError, DevicePointer, Event, Gpu, HostMemory, HostWords, Stream};
 
 /// Puts of which the host sees the end when it gets to that.
 pub(super) struct OrderedPuts {
@@ -69,13 +69,19 @@ struct OrderedPut {
     /// Number of checksums, each of them twice in the words.
     units: u32,
     words: Option<HostWords>,
+    timer: CopyTimer,
     done: Event,
     /// Queue that is notified of its end.
     notify: Notify,
 }
 
 impl OrderedPuts {
-    pub(super) fn start(gpu: &Arc<Gpu>, memory: &Arc<HostMemory>) -> Result<Self, HostTierError> {
+    /// Starts the thread. The time that copies take is added to `books`.
+    pub(super) fn start(
+        gpu: &Arc<Gpu>,
+        memory: &Arc<HostMemory>,
+        books: &Arc<Books>,
+    ) -> Result<Self, HostTierError> {
         let streams = PutStreams {
             gpu: Arc::clone(gpu),
             copies: Stream::new(gpu)?,
@@ -85,7 +91,8 @@ impl OrderedPuts {
             memory: Arc::clone(memory),
         };
         let queue = Arc::new(Queue::default());
-        let reader = Reader { gpu: Arc::clone(gpu), queue: Arc::clone(&queue) };
+        let (gpu, books) = (Arc::clone(gpu), Arc::clone(books));
+        let reader = Reader { gpu, queue: Arc::clone(&queue), books };
         let thread = thread::Builder::new().name("tidelog-tier-sums".to_owned());
         let thread = thread.spawn(move || reader.read());
         let thread = Some(thread.map_err(|error| HostTierError::Thread(error.to_string()))?);
@@ -106,10 +113,12 @@ impl OrderedPuts {
         let units = units_of(source.range().length);
         let words = self.queue.words(&streams.gpu, units.saturating_mul(2 * PARTS))?;
         let (copied, done) = (Event::new(&streams.gpu)?, Event::awaited(&streams.gpu)?);
-        let events = PutEvents { released, copied: &copied, done: &done };
+        let timer = CopyTimer::new(&streams.gpu)?;
+        let events = PutEvents { released, timer: &timer, copied: &copied, done: &done };
         streams.begin(source.range(), &room, &words, units, &events)?;
         let held = Arc::new(HostCopy::coming(room, copied));
-        let put = OrderedPut { held: Arc::clone(&held), units, words: Some(words), done, notify };
+        let (copy, words) = (Arc::clone(&held), Some(words));
+        let put = OrderedPut { held: copy, units, words, timer, done, notify };
         let mut puts = self.queue.lock();
         puts.on_the_way.push_back(put);
         puts.open += 1;
@@ -157,6 +166,7 @@ impl Drop for OrderedPuts {
 /// Events between the steps of a put.
 struct PutEvents<'a> {
     released: GpuEvent,
+    timer: &'a CopyTimer,
     copied: &'a Event,
     done: &'a Event,
 }
@@ -186,7 +196,7 @@ impl PutStreams {
         room: &Room,
         words: &HostWords,
         units: u32,
-        &PutEvents { released, copied, done }: &PutEvents<'_>,
+        &PutEvents { released, timer, copied, done }: &PutEvents<'_>,
     ) -> Result<(), CudaError> {
         let (memory, bytes) = (DevicePointer(address), length as u64);
         let sums = |stream: &Stream, first: u32| {
@@ -206,12 +216,14 @@ impl PutStreams {
             sums(&self.early_sums, 0)?;
             done.record(&self.early_sums)?;
             self.copies.wait_for(done)?;
+            timer.begin(&self.copies)?;
             let mut from = memory;
             for piece in room.pieces() {
                 let to = self.memory.at(piece.start, piece.len());
                 self.copies.copy_out(from, to.as_ptr(), piece.len())?;
                 from = from.offset(piece.len() as u64);
             }
+            timer.end(&self.copies)?;
             copied.record(&self.copies)?;
             self.late_sums.wait_for(copied)?;
             self.late_sums.wait_for_raw(released.as_raw())?;
@@ -262,6 +274,7 @@ impl Queue {
 struct Reader {
     gpu: Arc<Gpu>,
     queue: Arc<Queue>,
+    books: Arc<Books>,
 }
 
 impl Reader {
@@ -269,7 +282,7 @@ impl Reader {
         // A failure shows in every put.
         let _ = self.gpu.stay();
         while let Some(mut put) = self.queue.next() {
-            put.end();
+            put.end(&self.books);
             let words = put.words.take();
             drop(put);
             self.queue.ended(words);
@@ -291,8 +304,11 @@ impl Drop for Reader {
 
 impl OrderedPut {
     /// Waits until the GPU is done with it, and says what came of it.
-    fn end(&mut self) {
+    fn end(&mut self, books: &Books) {
         let sums = self.done.wait().map_err(|error| error.to_string());
+        if sums.is_ok() {
+            books.out.add(self.held.room().bytes() as u64, self.timer.took());
+        }
         self.conclude(sums.and_then(|()| self.sums()));
     }
 

@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use libloading::os::unix::{Library as Opened, RTLD_GLOBAL, RTLD_NOW, Symbol};
 use tidelog_engine::memory::WindowSize;
@@ -115,6 +116,19 @@ impl FakeGpu {
         type Plan = unsafe extern "C" fn(*const c_char, c_int, c_int, c_int);
         // SAFETY: declared so in plan.c, which copies the name.
         unsafe { self.get::<Plan>("fake_plan")(name.as_ptr(), after, code, times) };
+    }
+
+    /// Starts the clock: from now on a copy takes `fixed` and what its bytes take at this rate.
+    pub fn clock(&self, fixed: Duration, bytes_per_microsecond: u64) {
+        let fixed = u64::try_from(fixed.as_nanos()).unwrap();
+        // SAFETY: declared so in clock.c.
+        unsafe {
+            self.get::<unsafe extern "C" fn(bool, u64, u64)>("fake_clock")(
+                true,
+                fixed,
+                bytes_per_microsecond,
+            );
+        }
     }
 
     /// Sets the driver's properties: bits of status and features, nvidia-fs's version, a batch's

@@ -65,13 +65,6 @@ def checkpointed():
     return nn.Sequential(*(Layer(runs_again=True) for _ in range(LAYERS)))
 
 
-def without_dropout():
-    model = usual()
-    for layer in model:
-        layer.inner.dropout = nn.Identity()
-    return model
-
-
 def large():
     return nn.Sequential(*(nn.Linear(LARGE, LARGE, bias=False) for _ in range(2)))
 
@@ -125,7 +118,7 @@ FEATURES = {
         refused,
         steps=STEPS_OF_CHOICES,
     ),
-    "accumulate": Feature({}, lambda stats: stats["plan"], model=without_dropout, accumulates=True),
+    "accumulate": Feature({}, lambda stats: stats["plan"], accumulates=True),
     'parts="best"': Feature(
         {"parts": "best"},
         lambda stats: stats["totals"]["fetches_of_parts"],
@@ -168,6 +161,8 @@ class Run:
         return [self.plain(self.batch())]
 
     def plain(self, batch, is_last=True):
+        if self.program == "fsdp2":
+            self.model.set_requires_gradient_sync(is_last)
         with self.model.no_sync() if self.program == "ddp" and not is_last else contextlib.nullcontext():
             loss = loss_of(self.model, batch)
             loss.backward()

@@ -161,6 +161,8 @@ PROGRAMS = [
     updated("lazy", "fsdp on ranks that decide differently", LATE)(of_ranks_that_decide_differently),
     updated("early", "fsdp", EARLY)(ranks.fsdp),
     updated("early", "fsdp without resharding", EARLY)(ranks.fsdp_without_resharding),
+    updated("lazy", "fsdp that reshards all", LATE)(ranks.fsdp_that_reshards_all),
+    updated("early", "fsdp that reshards all", EARLY)(ranks.fsdp_that_reshards_all),
     updated("early", "fsdp with accumulation", EARLY)(ranks.fsdp_with_accumulation),
     updated("early", "fsdp of odd sizes", EARLY)(uneven),
     updated("early", "tensor parallel", EARLY)(on_a_mesh),
@@ -170,6 +172,13 @@ PROGRAMS = [
 ]
 
 
+OF_FOUR = [
+    updated("lazy", "fsdp that reshards to pairs", LATE)(ranks.fsdp_that_reshards_to_pairs),
+    updated("early", "fsdp that reshards to pairs", EARLY)(ranks.fsdp_that_reshards_to_pairs),
+]
+
+
 def main(rank, size, folder, mode, part, parts):
     """Runs one rank's process: one of `parts` parts of the programs."""
-    ranks.run_all(rank, size, folder, mode, PROGRAMS[int(part) :: int(parts)])
+    programs = [*PROGRAMS, *(OF_FOUR if int(size) == 4 else [])]
+    ranks.run_all(rank, size, folder, mode, programs[int(part) :: int(parts)])

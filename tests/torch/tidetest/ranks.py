@@ -31,6 +31,7 @@ from tidetest.bits import assert_same, frozen
 
 WIDTH, LAYERS, ROWS, STEPS = 96, 4, 24, 8
 PART = 0.4  # of the plain program's peak is the budget
+WHOLE = 0.5  # where DDP takes a model whose peak has nothing beside it: its constructor copies all parameters in one op
 PLENTY = 1024 * MIB  # more than any program needs
 
 
@@ -55,6 +56,7 @@ class Run:
     def __init__(self, rank, size, folder):
         self.rank, self.size, self.folder = rank, size, folder
         self.tide = self.made = None
+        self.gathers_of_loop = 0  # of the plain run, where anybody counts them
         self._random = torch.Generator().manual_seed(5 + rank)
 
     def batch(self, rows=ROWS):
@@ -178,6 +180,9 @@ def ddp_with_unused_parameters(run):
     ]
 
 
+ddp_with_unused_parameters.part = WHOLE
+
+
 def ddp_with_a_static_graph_and_buckets_as_gradients(run):
     return ddp(run, static_graph=True, gradient_as_bucket_view=True)
 
@@ -192,7 +197,7 @@ def ddp_with_a_hook(name):
         return first, run.train(hooked(name, gradient_as_bucket_view=True, **options))
 
     program.__name__ = f"ddp_with_{name}"
-    program.part = HOOKS.get(name, PART)
+    program.part = HOOKS.get(name, WHOLE)
     return program
 
 
@@ -261,6 +266,16 @@ def fsdp(run):
 
 def fsdp_without_resharding(run):
     return run.train(sharded(reshard_after_forward=False))
+
+
+def fsdp_that_reshards_all(run):
+    """The outermost module, too, gives up behind its forward pass what it needs first in the backward pass."""
+    return run.train(sharded(reshard_after_forward=True))
+
+
+def fsdp_that_reshards_to_pairs(run):
+    """Four ranks gather from two in the backward pass."""
+    return run.train(sharded(reshard_after_forward=2))
 
 
 def fsdp_in_mixed_precision(run):
@@ -431,6 +446,7 @@ PROGRAMS = {
         fsdp,
         fsdp_with_pauses,
         fsdp_without_resharding,
+        fsdp_that_reshards_all,
         fsdp_in_mixed_precision,
         fsdp_beside_its_own_offloading,
         fsdp_with_accumulation,
@@ -442,7 +458,7 @@ PROGRAMS = {
         collectives,
         collectives_waited_for_elsewhere,
     ),
-    4: (ddp, fsdp, fsdp_with_pauses, tensor_parallel_and_fsdp, pipeline_1f1b, collectives),
+    4: (ddp, fsdp, fsdp_that_reshards_to_pairs, fsdp_with_pauses, tensor_parallel_and_fsdp, pipeline_1f1b, collectives),
 }
 
 
@@ -471,7 +487,8 @@ def run_all(rank, size, folder, mode, programs):
 
 def compare(program, plain, mode):
     plain.made = getattr(program, "before", lambda: None)()
-    expected = program(plain)
+    random.seed(plain.rank)
+    expected = program(plain), random.random()
     plain.made = None
     peak = in_block(program, plain, expected, PLENTY, mode).peak_bytes
     tide = in_block(program, plain, expected, int(getattr(program, "part", PART) * peak), mode)
@@ -488,6 +505,7 @@ def in_block(program, plain, expected, memory, mode):
     gc.collect()  # models are full of cycles, and all tensors of the process count
     run = Run(plain.rank, plain.size, plain.folder)
     run.made = getattr(program, "before", lambda: None)()
+    run.gathers_of_loop = plain.gathers_of_loop
     pool = os.path.join(plain.folder, "pool")
     os.makedirs(pool, exist_ok=True)
     with warnings.catch_warnings():
@@ -496,7 +514,8 @@ def in_block(program, plain, expected, memory, mode):
         options |= getattr(program, "options", {})
         with tidelog.offload(pool=pool, **options) as tide:
             run.tide = tide
-            got = program(run)
+            random.seed(plain.rank)
+            got = program(run), random.random()
             tide.figures = tide.stats()
             run.tide = None
             del run

@@ -23,10 +23,14 @@ from torch.utils._pytree import tree_leaves
 
 from tidelog._errors import OrderError
 from tidelog.block import _block
-from tidelog.order import _early, _streams
+from tidelog.escapes import _collectives
+from tidelog.memory._record import untyped_storage
+from tidelog.order import _early, _replicas, _streams
 from tidelog.order._chains import CallsSeen, Chain, gradients_seen, refuse_reducers
 from tidelog.order._coroutines import Surroundings, Coroutine
-from tidelog.order._crossings import Graph, Seen, refuse_gradients_of_others
+from tidelog.order._crossings import Graph, Seen, is_incomplete, refuse_gradients_of_others
+from tidelog.order._gathered import Gathered
+from tidelog.order._replicas import replicas_of
 from tidelog.order._streams import Known
 from tidelog.order._unordered import Draws, State
 
@@ -57,6 +61,9 @@ def accumulate(
     the model's lists of modules. Works inside an offload block, and without one.
 
     With dropout the first call runs forward in the loop's order, to count what is drawn.
+
+    With DistributedDataParallel and `fully_shard` gradients are reduced once, as by the loop whose passes but the last
+    run in `no_sync()`, or with `set_requires_gradient_sync(False)`. All ranks call this with as many micro-batches.
 
     Raises OrderError where the bits would differ, and says why. After an error gradients are as before
     the call, where there were none; others may have a part of the sum.
@@ -112,6 +119,9 @@ class _Pass:
         self._inside = [False] * count  # whether it is in a block
         self._parameters = {id(parameter): name for name, parameter in model.named_parameters()}
         self._firsts: dict[int, int] = {}  # leaf -> the first part that uses it, in the last micro-batch so far
+        self._number_of_backward = -1  # the micro-batch whose backward pass runs
+        self._replicas = replicas_of(model)
+        self._gathered = Gathered(model, chain)
         self._had_none: dict[int, Tensor] = {}  # leaves without a gradient when this began
         self._had_some: set[int] = set()
         self._calls_seen = CallsSeen(chain.blocks.values())
@@ -126,7 +136,11 @@ class _Pass:
         goes_on_in = tide.access.goes_on_in if tide is not None else lambda thread: None
         is_busy = (lambda: tide.updates.is_running) if tide is not None else lambda: False
         surroundings = Surroundings()
+        self._agree()
         try:
+            for replica in self._replicas:
+                replica.begin(self._is_complete)
+            self._gathered.begin()
             self._calls_seen.begin(self._call)
             with contextlib.closing(self._calls_seen), gradients_seen(self._gradients):
                 for number, function in enumerate(functions):
@@ -135,16 +149,42 @@ class _Pass:
                     self._places[coroutine.ident] = number
                 functions.clear()
                 losses = self._forward_in_own_order() if self._known.is_unknown else self._forward()
-            for number in reversed(range(len(self._names) - 1)):
-                for graph in self._graphs:
-                    graph.backward(number)
+            last = len(self._names) - 1
+            self._gathered.end_backward(last, self._firsts)
+            for part in reversed(range(last)):
+                for number in range(len(self._graphs)):
+                    self._backward(number, part)
+                self._gathered.end_backward(part, self._firsts)
             self._draws.refuse_any()
             if self._streams is not None:
                 self._streams.refuse_others()
+            self._reduce(tide)
             return losses
         except BaseException as error:
             self._take_back(error)
             raise
+
+    def _agree(self) -> None:
+        """Takes the program's order on all ranks that gather parameters together, if one of them has to."""
+        if self._gathered and self._known.has_dropout:
+            self._known.is_unknown = self._gathered.of_any_rank(self._known.is_unknown)
+            if self._known.is_unknown:
+                self._streams = None
+
+    def _reduce(self, tide: _block.Tide | None) -> None:
+        """Reduces gradients over ranks, where that was not done with their part."""
+
+        def bring_back(gradient: Tensor) -> None:
+            if tide is not None and tide.access.is_live():
+                tide.access.bring_back(untyped_storage(gradient))
+
+        for replica in self._replicas:
+            replica.reduce(bring_back)
+        self._gathered.end()
+
+    def _is_complete(self, parameter: Tensor) -> bool:
+        """Returns whether what a backward pass has just added completes a parameter's gradient."""
+        return self._number_of_backward == len(self._graphs) - 1 and not is_incomplete(parameter)
 
     def _begun(self, number: int, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
         def run() -> Tensor:
@@ -165,6 +205,7 @@ class _Pass:
             for number in range(1, len(self._coroutines)):
                 self._resume(number)
                 self._compare(number)
+            self._gathered.end_forward()
             self._draws.look(self._names[part])
             self._state.look(self._names[part])
             self._names.append(self._ways[0][-1])
@@ -186,14 +227,15 @@ class _Pass:
         """Runs the forward passes in the program's order, one micro-batch after the other, to see what each draws of
         random numbers.
         """
-        states = [_streams.state()]
+        states = [_streams.states()]
         results = []
         for number, coroutine in enumerate(self._coroutines):
             while not coroutine.has_ended:
                 self._resume(number)
+                self._gathered.end_forward()
             if number:
                 self._compare(number)
-            states.append(_streams.state())
+            states.append(_streams.states())
             results.append(self._result(number))
         self._names += self._ways[0]
         self._explore()
@@ -220,8 +262,14 @@ class _Pass:
         graph.explore(part, self._seen, loss)
         self._know(number, [part])
         self._has_begun = True
-        graph.backward(part, loss)
+        self._backward(number, part, loss)
         return loss.detach()
+
+    def _backward(self, number: int, part: int, loss: Tensor | None = None) -> None:
+        leaves = self._graphs[number].parts[part].leaves
+        self._number_of_backward = number
+        self._graphs[number].backward(part, loss)
+        self._gathered.end_micro_batch(leaves)
 
     def _call(
         self, block: nn.Module, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -293,6 +341,8 @@ class _Pass:
         """Takes note of the leaves of some parts, and refuses those whose sums would come out otherwise."""
         graph = self._graphs[number]
         leaves = {key: leaf for part in parts for key, leaf in graph.parts[part].leaves.items()}
+        self._parameters |= self._gathered.names()
+        self._gathered.refuse_sums_of_parts(graph.users)
         for key, leaf in leaves.items():
             self._refuse_hooks(leaf)
             if key not in self._had_none and key not in self._had_some:
@@ -317,8 +367,10 @@ class _Pass:
         return self._parameters.get(key, "a tensor that is no parameter of the model")
 
     def _refuse_hooks(self, leaf: Tensor) -> None:
+        first = (leaf._backward_hooks or {}).values()
         later: dict[int, object] = getattr(leaf, "_post_accumulate_grad_hooks", None) or {}
-        if leaf._backward_hooks or not all(map(_early.is_ours, later.values())):
+        are_ours = all(_early.is_ours(each) or _replicas.is_ours(each) for each in later.values())
+        if not are_ours or not all(map(_collectives.is_ours, first)):
             raise OrderError(
                 f"{self._leaf(id(leaf))} has a hook on its gradient, which would run in another order: after each "
                 "micro-batch of a block, not of the model. Remove it, or accumulate in the program's order."
@@ -350,6 +402,9 @@ class _Pass:
         for coroutine in self._coroutines:
             coroutine.cancel()
         self._calls_seen.close()
+        for replica in self._replicas:
+            replica.close()
+        self._gathered.close()
         for graph in self._graphs:
             graph.close()
         self._coroutines.clear()

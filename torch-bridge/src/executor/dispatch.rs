@@ -230,6 +230,7 @@ impl Executor {
 
     pub(super) fn step_begins(&mut self) -> OpProgress {
         self.leave_ops();
+        self.note_host_copies();
         self.history.step_begins();
         if let Some(budget) = &mut self.write_budget {
             budget.step_begins();
@@ -242,6 +243,11 @@ impl Executor {
         self.planning.step_begins(&mut self.machine, &mut self.parts, step);
         self.machine.step_begin();
         self.machine.settle()
+    }
+
+    /// Passes on what host memory says of its copies.
+    fn note_host_copies(&mut self) {
+        self.history.host_copied(self.transfers.tier_stats().as_ref());
     }
 
     /// Leaves all ops: nothing that was begun continues.
@@ -259,6 +265,7 @@ impl Executor {
         self.leave_ops();
         self.machine.step_end();
         self.sample(Instant::now());
+        self.note_host_copies();
         self.history.step_ends(complete, self.transfers.under_way());
         self.planning.step_ends(complete, &self.machine, &self.storages, &self.history);
         self.machine.settle()
@@ -350,6 +357,7 @@ impl Executor {
         self.machine.pause()?;
         self.ops.ends();
         self.ops.unpin(&mut self.machine);
+        self.note_host_copies();
         self.history.pause_begins(self.machine.committed());
         Ok(self.machine.settle())
     }
@@ -475,6 +483,9 @@ impl Executor {
         }
         let now = Instant::now(); // ops are short: one look at the clock for all
         self.sample(now);
+        if self.history.is_paused() {
+            self.note_host_copies();
+        }
         if !matches!(progress, OpProgress::Waiting)
             && self.history.pause_goes_on(self.machine.committed())
         {
@@ -669,7 +680,7 @@ impl Executor {
             self.transfers.has_waited(id, done.waited);
         }
         let Some(transfer) = self.transfers.get(id) else {
-            return self.ordered_ended(id, outcome.map(|_| ()), at);
+            return self.ordered_ended(id, outcome.map(|_| ()));
         };
         let outcome = match outcome {
             Ok(done) if transfer.direction.compares() => {
@@ -690,11 +701,10 @@ impl Executor {
 
     /// The host has seen the end of a transfer that was complete for the machine when it was in its
     /// stream.
-    fn ordered_ended(&mut self, id: TransferId, outcome: Result<(), TransferError>, at: Instant) {
+    fn ordered_ended(&mut self, id: TransferId, outcome: Result<(), TransferError>) {
         let Some(OrderedTransfer { transfer, is_needed }) = self.transfers.take_ordered(id) else {
             return;
         };
-        self.history.ordered_transfer_ended(&transfer, outcome.is_ok(), at);
         if let (Err(error), true) = (outcome, is_needed) {
             let info = FailureInfo { message: error.to_string() };
             self.machine.copy_lost(transfer.label.storage, id, info);

@@ -69,6 +69,8 @@ fn plan(planned: &Planned, planning: &Planning, history: &History) -> Value {
         "simulated_ns": plan.expects.simulated.then_some(plan.expects.time.0),
         "read_bytes_per_second": machine.ssd.read.0,
         "write_bytes_per_second": machine.ssd.write.0,
+        "host_read_bytes_per_second": machine.host.map(|host| host.read.0),
+        "host_write_bytes_per_second": machine.host.map(|host| host.write.0),
         "handling_ns": history.counters().handling().0,
         "replans": planning.replans(),
         "improvements": planning.improvements(),

@@ -7,18 +7,29 @@ use tidelog_planner::units::{Bandwidth, Nanos};
 pub(super) struct StepRate {
     /// The step without what its ops waited.
     pub(super) compute: Option<Nanos>,
+    /// Rates from the pool, and to it.
     pub(super) read: Option<Bandwidth>,
     pub(super) write: Option<Bandwidth>,
+    /// Rates from host memory to a GPU, and back.
+    pub(super) host_read: Option<Bandwidth>,
+    pub(super) host_write: Option<Bandwidth>,
 }
+
+/// Number of figures of a rate.
+pub(super) const FIGURES: usize = 5;
 
 impl StepRate {
     /// The numbers alone, which are compared alike.
-    pub(super) fn figures(self) -> [Option<u64>; 3] {
-        [self.compute.map(|it| it.0), self.read.map(|it| it.0), self.write.map(|it| it.0)]
+    pub(super) fn figures(self) -> [Option<u64>; FIGURES] {
+        let Self { compute, read, write, host_read, host_write } = self;
+        let [read, write, host_read, host_write] =
+            [read, write, host_read, host_write].map(|rate| rate.map(|it| it.0));
+        [compute.map(|it| it.0), read, write, host_read, host_write]
     }
 
-    pub(super) fn of([compute, read, write]: [Option<u64>; 3]) -> Self {
-        Self { compute: compute.map(Nanos), read: read.map(Bandwidth), write: write.map(Bandwidth) }
+    pub(super) fn of([compute, rates @ ..]: [Option<u64>; FIGURES]) -> Self {
+        let [read, write, host_read, host_write] = rates.map(|rate| rate.map(Bandwidth));
+        Self { compute: compute.map(Nanos), read, write, host_read, host_write }
     }
 
     /// Completes figures by those of `before`.
@@ -27,6 +38,8 @@ impl StepRate {
             compute: self.compute.or(before.compute),
             read: self.read.or(before.read),
             write: self.write.or(before.write),
+            host_read: self.host_read.or(before.host_read),
+            host_write: self.host_write.or(before.host_write),
         }
     }
 }

@@ -5,6 +5,7 @@ gradients and makes buckets in C++.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -92,17 +93,35 @@ def _watch_gradients(access: Access, module: Any) -> None:
     access.expect_reducer(module)
     _look_for_builtin_hook(access, module)
 
-    def is_complete(gradient: Tensor) -> None:
+    reducer = weakref.ref(module)  # which in C++ holds the parameters, and with them this hook
+
+    def look(gradient: Tensor) -> None:
         if access.is_live() and not gradient.is_sparse:
             storage = untyped_storage(gradient)
             access.bring_back(storage)
-            if module.static_graph and storage._tide is not None:
+            if (owner := reducer()) is not None and owner.static_graph and storage._tide is not None:
                 storage._tide.is_guarded = False
 
+    is_complete = _Complete(look)
     torch.utils.hooks.unserializable_hook(is_complete)  # torch.save need not warn of it
     for parameter in module.parameters():
         if parameter.requires_grad:
             _watched.append(parameter.register_hook(is_complete))
+
+
+class _Complete:
+    """Hook of a gradient that DDP's reducer looks at next. It changes nothing."""
+
+    def __init__(self, look: Callable[[Tensor], None]) -> None:
+        self._look = look
+
+    def __call__(self, gradient: Tensor) -> None:
+        self._look(gradient)
+
+
+def is_ours(hook: object) -> bool:
+    """Returns whether a hook of a gradient is one of these."""
+    return isinstance(hook, _Complete)
 
 
 def _distributed(access: Access, original: Wrapper) -> Wrapper:

@@ -12,11 +12,15 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parallel import DataParallel
 
 from tidelog._errors import OrderError
 
-_FSDP = {"FSDPModule", "FullyShardedDataParallel"}
+# What has hooks of its own between blocks, which no pass but its own could have, and what to take instead.
+_REDUCERS = {
+    "FullyShardedDataParallel": "gathers and frees one flat parameter in the order of its own passes: take fully_shard",
+    "DDP": "(replicate) hides its reducer from its modules: take DistributedDataParallel",
+}
 _LISTS = (nn.ModuleList, nn.Sequential)
 # A list's item with more than this part of the list's parameters is looked into for a list of its own.
 _MOST = 2 / 3
@@ -84,14 +88,16 @@ def _found(module: nn.Module) -> list[Sequence[nn.Module]]:
 
 
 def refuse_reducers(model: nn.Module) -> None:
-    """Refuses a model in which something else than autograd adds up gradients."""
+    """Refuses a model whose blocks are not called themselves, or not without what reduces their gradients."""
     for module in model.modules():
-        kinds = {kind.__name__ for kind in type(module).__mro__}
-        if isinstance(module, (DataParallel, DistributedDataParallel)) or kinds & _FSDP:
+        if isinstance(module, DataParallel):
             raise OrderError(
-                f"{type(module).__name__} reduces gradients in the order of its own backward pass, and could not reduce "
-                "the same sums in another. Models of one process only."
+                "DataParallel calls copies of the blocks, which it makes for each forward pass: take "
+                "DistributedDataParallel, with a process for each GPU."
             )
+        for kind in type(module).__mro__:
+            if kind.__module__.startswith("torch.distributed.") and kind.__name__ in _REDUCERS:
+                raise OrderError(f"{kind.__name__} {_REDUCERS[kind.__name__]}.")
 
 
 def _refuse_compiled(module: nn.Module, chain: Chain) -> None:

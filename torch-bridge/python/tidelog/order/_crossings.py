@@ -21,6 +21,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn import Parameter
 
 from tidelog._errors import OrderError
+from tidelog.order import _gathered
 
 _PLAIN = (Tensor, Parameter)
 _REENTRANT = "Checkpointing with use_reentrant=True hides its graph: pass use_reentrant=False."
@@ -91,6 +92,10 @@ def refuse_gradients_of_others(outputs: Iterable[Tensor | GradientEdge]) -> None
         todo += [following for following, _ in node.next_functions]
 
 
+def _hooks_of(tensor: Tensor) -> list[object]:
+    return list((tensor._backward_hooks or {}).values())
+
+
 class Graph:
     """The graph of one micro-batch, in parts. `name`: the micro-batch, in words."""
 
@@ -143,7 +148,7 @@ class Graph:
             raise OrderError(f"a {type(tensor).__name__} passes between blocks; only plain tensors can so far.")
         if not torch.is_grad_enabled():
             raise OrderError(f"a block is called without gradients, with a tensor that needs one. {_REENTRANT}")
-        if tensor._backward_hooks or tensor.retains_grad:
+        if tensor.retains_grad or not all(map(_gathered.is_ours, _hooks_of(tensor))):
             raise OrderError("a tensor that passes between blocks has a hook, or retain_grad(): remove it.")
         origin = get_gradient_edge(tensor)
         made = self._part_of(origin.node)
@@ -158,6 +163,8 @@ class Graph:
             new = self._replaced[key] = tensor.detach()
         else:
             new = tensor.detach_()  # whoever holds it has it cut
+            if new._backward_hooks is not None:
+                new._backward_hooks = None  # those that there are belong to the node from before
         with _unsafe_preserve_version_counter(new):
             _Cut.apply(self._anchor, new)
         crossing = Crossing(origin, get_gradient_edge(new), self)

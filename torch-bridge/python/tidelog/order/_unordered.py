@@ -8,8 +8,8 @@ import random
 import sys
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from tidelog._errors import OrderError
 from tidelog.order import _streams
@@ -36,7 +36,7 @@ class Draws:
         self._state = self._seen()
 
     def _seen(self) -> tuple[Any, ...]:
-        return (None, *_states()[1:]) if self._has_streams else _states()
+        return (None, *states_of_others()) if self._has_streams else _states()
 
     def look(self, part: str) -> None:
         """`part`: what has run since, for all micro-batches or one of them."""
@@ -63,8 +63,7 @@ class Draws:
 
 
 def _states() -> tuple[Any, ...]:
-    gpus = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
-    return (_streams.state(), [(gpu.initial_seed(), gpu.get_offset()) for gpu in gpus], *states_of_others())
+    return (_streams.states(), *states_of_others())
 
 
 def states_of_others() -> tuple[Any, ...]:
@@ -75,11 +74,8 @@ def states_of_others() -> tuple[Any, ...]:
 
 
 def _put_back(states: tuple[Any, ...]) -> None:
-    state, gpus, pythons, _ = states
-    _streams.put(state)
-    for gpu, (seed, offset) in zip(torch.cuda.default_generators if gpus else (), gpus):
-        gpu.manual_seed(seed)
-        gpu.set_offset(offset)
+    torchs, pythons, _ = states
+    _streams.put_states(torchs)
     random.setstate(pythons)
 
 
@@ -92,7 +88,8 @@ class State:
     def __init__(self, model: nn.Module, chain: Chain) -> None:
         self._chain = chain
         self._modules = {id(module): module for module in model.modules() if module._buffers}
-        self._of_several = chain.modules_of_several_parts(model)
+        several = chain.modules_of_several_parts(model)
+        self._of_several = {key: each for key, each in several.items() if not isinstance(each, DistributedDataParallel)}
         self._buffers = self._versions()
         self._attributes = self._values()
         self._changed: dict[tuple[int, str], str] = {}  # buffer -> the part that changes it

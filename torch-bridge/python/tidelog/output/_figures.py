@@ -110,6 +110,8 @@ class PlanFigures(TypedDict):
     simulated_ns: int | None
     read_bytes_per_second: int
     write_bytes_per_second: int
+    host_read_bytes_per_second: int | None  # from host memory to a GPU, where there is any for copies
+    host_write_bytes_per_second: int | None
     handling_ns: int
     replans: int  # plans made anew, since rates or ops had changed
     improvements: int  # better plans for the same, found by the search that goes on

@@ -333,6 +333,8 @@ def expected(func: Op, args: Args, kwargs: Kwargs) -> int:
     """
     if isinstance(func, Launch):
         return func.expect(args)
+    if str(func).startswith("c10d."):
+        return 0  # they write what they are given, and torch's meta kernels for them draw from Python's generator
     random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
     state = torch.get_rng_state() if random else None
     try:

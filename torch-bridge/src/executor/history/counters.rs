@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use tidelog_gds::TimedCopies;
 use tidelog_planner::migration::Target;
 use tidelog_planner::residency::CopyKind;
 use tidelog_planner::trace::StorageKind;
@@ -76,16 +77,28 @@ pub(in crate::executor) struct Counters {
     between: Duration,
     writes: Busy,
     reads: Busy,
-    host_writes: Busy,
-    host_reads: Busy,
+    /// Copies to host memory and from it that are done.
+    host_writes: Moved,
+    host_reads: Moved,
+}
+
+/// Bytes that moved, and the time that took.
+type Moved = (u64, Duration);
+
+/// Bytes that each direction has moved.
+#[derive(Clone, Copy, Default)]
+struct MovedByLink {
+    reads: Moved,
+    writes: Moved,
+    host_reads: Moved,
+    host_writes: Moved,
 }
 
 /// Counts until a moment.
 #[derive(Clone, Copy, Default)]
 pub(super) struct CountedUntil {
     totals: Totals,
-    reads: (u64, Duration),
-    writes: (u64, Duration),
+    moved: MovedByLink,
 }
 
 /// Time that at least one transfer of a direction was in flight, and what moved meanwhile.
@@ -103,8 +116,7 @@ struct Busy {
 #[derive(Clone, Copy)]
 struct Moment {
     at: Instant,
-    reads: (u64, Duration),
-    writes: (u64, Duration),
+    moved: MovedByLink,
 }
 
 impl Busy {
@@ -126,22 +138,24 @@ impl Busy {
     }
 
     /// Bytes moved, and the time that took, until now.
-    fn so_far(&self) -> (u64, Duration) {
+    fn so_far(&self) -> Moved {
         let running = self.since.map_or(Duration::ZERO, |since| since.elapsed());
         (self.bytes, self.time + running)
     }
+}
 
-    /// Bytes per second while busy since (0, 0) or an earlier moment, once enough has moved to
-    /// tell.
-    fn bandwidth(&self, since: (u64, Duration)) -> Option<Bandwidth> {
-        const ENOUGH_BYTES: u64 = 16 << 20;
-        let (bytes, time) = self.so_far();
-        let (bytes, nanos) = (bytes - since.0, time.saturating_sub(since.1).as_nanos());
-        (bytes >= ENOUGH_BYTES && nanos > 0).then(|| {
-            let per_second = u128::from(bytes) * 1_000_000_000 / nanos;
-            Bandwidth(u64::try_from(per_second).unwrap_or(u64::MAX))
-        })
-    }
+/// Bytes that tell how fast a link is: of the pool's, whose time the host takes, and of a GPU's,
+/// which has a clock of its own.
+const ENOUGH_FOR_POOL: u64 = 16 << 20;
+const ENOUGH_FOR_GPU: u64 = 4 << 20;
+
+/// Bytes per second while busy, between two moments, once enough has moved to tell.
+fn bandwidth(since: Moved, until: Moved, enough: u64) -> Option<Bandwidth> {
+    let (bytes, nanos) = (until.0 - since.0, until.1.saturating_sub(since.1).as_nanos());
+    (bytes >= enough && nanos > 0).then(|| {
+        let per_second = u128::from(bytes) * 1_000_000_000 / nanos;
+        Bandwidth(u64::try_from(per_second).unwrap_or(u64::MAX))
+    })
 }
 
 impl Counters {
@@ -184,8 +198,8 @@ impl Counters {
     pub(super) fn completed(&mut self, transfer: &StorageTransfer, done: bool, at: Instant) {
         let &StorageTransfer { kind, direction, target, .. } = transfer;
         let moved = if done { transfer.bytes } else { 0 };
-        if !transfer.is_ordered {
-            self.ended(transfer, done, at);
+        if let Some(link) = self.link(transfer) {
+            link.finished(moved, at);
         }
         if transfer.of.part.is_some() && done {
             let is_out = matches!(direction, TransferDirection::Out(_));
@@ -210,13 +224,6 @@ impl Counters {
         }
     }
 
-    /// The bytes of a transfer move no longer, at that time.
-    pub(super) fn ended(&mut self, transfer: &StorageTransfer, done: bool, at: Instant) {
-        if let Some(link) = self.link(transfer) {
-            link.finished(if done { transfer.bytes } else { 0 }, at);
-        }
-    }
-
     fn went_out(&mut self, target: Target, kind: StorageKind, bytes: u64) {
         match target {
             Target::Ssd => {
@@ -237,14 +244,29 @@ impl Counters {
         }
     }
 
-    /// Returns the link that a transfer keeps busy; a comparison, nothing.
+    /// Returns the link of the pool that a transfer keeps busy; a comparison, nothing. The GPU says
+    /// what copies to host memory take ([`Counters::host_copied`]).
     fn link(&mut self, transfer: &StorageTransfer) -> Option<&mut Busy> {
         match (transfer.direction, transfer.target) {
-            (TransferDirection::Out(CopyKind::Verify | CopyKind::Recheck), _) => None,
+            (TransferDirection::Out(CopyKind::Verify | CopyKind::Recheck), _)
+            | (_, Target::Host) => None,
             (TransferDirection::Out(CopyKind::Write), Target::Ssd) => Some(&mut self.writes),
-            (TransferDirection::Out(CopyKind::Write), Target::Host) => Some(&mut self.host_writes),
             (TransferDirection::In, Target::Ssd) => Some(&mut self.reads),
-            (TransferDirection::In, Target::Host) => Some(&mut self.host_reads),
+        }
+    }
+
+    /// Notes what has been copied from host memory, and to it.
+    pub(super) fn host_copied(&mut self, back: TimedCopies, out: TimedCopies) {
+        self.host_reads = (back.bytes, back.time);
+        self.host_writes = (out.bytes, out.time);
+    }
+
+    fn moved(&self) -> MovedByLink {
+        MovedByLink {
+            reads: self.reads.so_far(),
+            writes: self.writes.so_far(),
+            host_reads: self.host_reads,
+            host_writes: self.host_writes,
         }
     }
 
@@ -266,27 +288,28 @@ impl Counters {
     pub(super) fn step_begins(&mut self) {
         self.step_began_at = self.totals;
         self.between = self.step_ended.map_or(Duration::ZERO, |ended| ended.elapsed());
-        let (reads, writes) = (self.reads.so_far(), self.writes.so_far());
-        self.step_began = Some(Moment { at: Instant::now(), reads, writes });
+        self.step_began = Some(Moment { at: Instant::now(), moved: self.moved() });
     }
 
     /// All until now.
     pub(super) fn counted(&self) -> CountedUntil {
-        let (reads, writes) = (self.reads.so_far(), self.writes.so_far());
-        CountedUntil { totals: self.totals, reads, writes }
+        CountedUntil { totals: self.totals, moved: self.moved() }
     }
 
     /// Has the step go on, `later`, from where it was when `from` was counted.
     pub(super) fn goes_on(&mut self, later: Duration, from: &CountedUntil) {
-        let CountedUntil { totals, reads, writes } = self.counted();
+        let CountedUntil { totals, moved } = self.counted();
         self.step_began_at = totals.since(from.totals.since(self.step_began_at));
         if let Some(began) = &mut self.step_began {
-            let shift = |at: &mut (u64, Duration), from: (u64, Duration), to: (u64, Duration)| {
+            let shift = |at: &mut Moved, from: Moved, to: Moved| {
                 *at = (at.0 + (to.0 - from.0), at.1 + to.1.saturating_sub(from.1));
             };
             began.at += later;
-            shift(&mut began.reads, from.reads, reads);
-            shift(&mut began.writes, from.writes, writes);
+            let (at, from) = (&mut began.moved, &from.moved);
+            shift(&mut at.reads, from.reads, moved.reads);
+            shift(&mut at.writes, from.writes, moved.writes);
+            shift(&mut at.host_reads, from.host_reads, moved.host_reads);
+            shift(&mut at.host_writes, from.host_writes, moved.host_writes);
         }
     }
 
@@ -307,23 +330,26 @@ impl Counters {
         &self,
         target: Target,
     ) -> (Option<Bandwidth>, Option<Bandwidth>) {
-        let opened = (0, Duration::ZERO);
-        let (back, out) = match target {
-            Target::Ssd => (&self.reads, &self.writes),
-            Target::Host => (&self.host_reads, &self.host_writes),
+        let moved = self.moved();
+        let (back, out, enough) = match target {
+            Target::Ssd => (moved.reads, moved.writes, ENOUGH_FOR_POOL),
+            Target::Host => (moved.host_reads, moved.host_writes, ENOUGH_FOR_GPU),
         };
-        (back.bandwidth(opened), out.bandwidth(opened))
+        let opened = Moved::default();
+        (bandwidth(opened, back, enough), bandwidth(opened, out, enough))
     }
 
     fn pace(&self) -> StepRate {
-        let Some(Moment { at, reads, writes }) = self.step_began else {
+        let Some(Moment { at, moved: before }) = self.step_began else {
             return StepRate::default();
         };
-        let took = at.elapsed().as_nanos() as u64;
+        let (took, now) = (at.elapsed().as_nanos() as u64, self.moved());
         StepRate {
             compute: Some(Nanos(took.saturating_sub(self.last_step.stall_ns))),
-            read: self.reads.bandwidth(reads),
-            write: self.writes.bandwidth(writes),
+            read: bandwidth(before.reads, now.reads, ENOUGH_FOR_POOL),
+            write: bandwidth(before.writes, now.writes, ENOUGH_FOR_POOL),
+            host_read: bandwidth(before.host_reads, now.host_reads, ENOUGH_FOR_GPU),
+            host_write: bandwidth(before.host_writes, now.host_writes, ENOUGH_FOR_GPU),
         }
     }
 }

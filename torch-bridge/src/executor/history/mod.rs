@@ -8,6 +8,7 @@ mod shown;
 
 use std::time::Instant;
 
+use tidelog_gds::HostTierStats;
 use tidelog_planner::migration::Ending;
 use tidelog_planner::report::Report;
 use tidelog_planner::trace::Trace;
@@ -46,6 +47,13 @@ impl History {
         self.recorder.step_begins(Instant::now());
     }
 
+    /// Notes what has been copied to host memory and from it, by what that says.
+    pub(super) fn host_copied(&mut self, tier: Option<&HostTierStats>) {
+        if let Some(tier) = tier {
+            self.counters.host_copied(tier.back, tier.out);
+        }
+    }
+
     /// A step ends, with these transfers under way.
     pub(super) fn step_ends<'a>(
         &mut self,
@@ -63,6 +71,10 @@ impl History {
     /// Notes that a pause begins, and what is in memory.
     pub(super) fn pause_begins(&mut self, memory: Bytes) {
         self.pauses.begins(memory, self.counters.counted());
+    }
+
+    pub(super) fn is_paused(&self) -> bool {
+        self.pauses.is_open()
     }
 
     /// Notes that a pause is to end.
@@ -150,17 +162,6 @@ impl History {
         at: Instant,
     ) {
         self.counters.completed(transfer, done, at);
-    }
-
-    /// The host has seen the end of a transfer that it took for complete when that was in its
-    /// stream.
-    pub(super) fn ordered_transfer_ended(
-        &mut self,
-        transfer: &StorageTransfer,
-        done: bool,
-        at: Instant,
-    ) {
-        self.counters.ended(transfer, done, at);
     }
 
     /// A transfer has ended, whether it had started or not.

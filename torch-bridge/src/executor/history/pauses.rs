@@ -53,7 +53,7 @@ pub(super) enum PauseNow {
     /// The step goes on later, from what was counted when the pause began.
     Over {
         took: Duration,
-        counted: CountedUntil,
+        counted: Box<CountedUntil>,
     },
 }
 
@@ -103,7 +103,7 @@ impl Pauses {
                 self.totals.bytes_back += memory.0.saturating_sub(open.memory.0);
                 let (took, counted) = (open.began.elapsed(), open.counted);
                 self.open = None;
-                PauseNow::Over { took, counted }
+                PauseNow::Over { took, counted: Box::new(counted) }
             }
         }
     }

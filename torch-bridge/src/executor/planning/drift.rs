@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use tidelog_planner::units::Bytes;
 
 use super::planned::seconds;
-use crate::executor::step_rate::StepRate;
+use crate::executor::step_rate::{FIGURES, StepRate};
 
 /// Part of a figure, 1 / this, by which it must be off.
 const SHARE: u64 = 4;
@@ -58,9 +58,9 @@ impl Drift {
         if self.lately.len() < STEPS {
             return None;
         }
-        let seen = StepRate::of([0, 1, 2].map(|figure| self.median(figure)));
+        let seen = StepRate::of(std::array::from_fn(|figure| self.median(figure)));
         self.assumed.compute = self.assumed.compute.or(seen.compute);
-        let drifted = (0..3).any(|figure| self.is_off(figure));
+        let drifted = (0..FIGURES).any(|figure| self.is_off(figure));
         (drifted && self.steps >= INTERVAL).then(|| seen.or(self.assumed))
     }
 
@@ -90,8 +90,13 @@ fn is_above(one: u64, other: u64) -> bool {
 /// Describes the change by more than the share.
 pub(super) fn difference(before: StepRate, now: StepRate) -> String {
     let rate = |rate: u64| format!("{}/s", Bytes(rate));
-    let labels: [(&str, &dyn Fn(u64) -> String); 3] =
-        [("computing takes", &seconds), ("reads run at", &rate), ("writes run at", &rate)];
+    let labels: [(&str, &dyn Fn(u64) -> String); FIGURES] = [
+        ("computing takes", &seconds),
+        ("reads run at", &rate),
+        ("writes run at", &rate),
+        ("copies from host memory run at", &rate),
+        ("copies to host memory run at", &rate),
+    ];
     let changes = labels.iter().zip(before.figures()).zip(now.figures());
     let words = changes.filter_map(|(((what, show), before), now)| {
         let (before, now) = before.zip(now)?;
@@ -106,7 +111,12 @@ mod tests {
     use super::*;
 
     fn pace(compute: u64, read: u64) -> StepRate {
-        StepRate::of([Some(compute), Some(read), None])
+        StepRate::of([Some(compute), Some(read), None, Some(500), None])
+    }
+
+    /// Returns a rate with these links from host memory, and to it.
+    fn over_a_link(host_read: Option<u64>, host_write: Option<u64>) -> StepRate {
+        StepRate::of([Some(1000), Some(100), None, host_read, host_write])
     }
 
     /// A plan made with 100 bytes/s, under which steps compute for 1000 ns.
@@ -132,6 +142,29 @@ mod tests {
             assert_eq!(plans(&mut drift, std::iter::repeat_n(changed, 100)), 1, "{changed:?}");
             assert_eq!(drift.assumed(), changed);
         }
+    }
+
+    /// Checks the links to host memory, each in its direction: half as fast, or twice.
+    #[test]
+    fn a_link_to_host_memory_that_becomes_slower_or_faster_is_planned_for_once() {
+        for changed in [
+            over_a_link(Some(250), None),
+            over_a_link(Some(1000), None),
+            over_a_link(Some(500), Some(400)),
+            over_a_link(Some(500), Some(1600)),
+        ] {
+            let mut drift = settled();
+            drift.planned_with(over_a_link(Some(500), Some(800)));
+            assert_eq!(plans(&mut drift, std::iter::repeat_n(changed, 100)), 1, "{changed:?}");
+            assert_eq!(drift.assumed(), changed.or(over_a_link(None, Some(800))));
+        }
+        let mut drift = settled();
+        drift.planned_with(over_a_link(Some(500), Some(800)));
+        let close = std::iter::repeat_n(over_a_link(Some(450), Some(900)), 100);
+        assert_eq!(plans(&mut drift, close), 0);
+        let words =
+            difference(over_a_link(Some(500), Some(800)), over_a_link(Some(250), Some(900)));
+        assert_eq!(words, "copies from host memory run at 250 B/s, not 500 B/s");
     }
 
     #[test]

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::Value;
-use tidelog_planner::cost::{Machine, SsdLink};
+use tidelog_planner::cost::{HostLink, Machine, SsdLink};
 use tidelog_planner::endurance::WriteBudget;
 use tidelog_planner::recompute::CheckpointedRegion;
 use tidelog_planner::residency::{OpUse, Residency, Schedule, StorageId};
@@ -550,8 +550,7 @@ impl Planning {
         self.expected = None;
         machine.load_schedule(Arc::new(schedule));
         parts.follow(machine, &planned.trace, planned.parts.as_ref(), bindings);
-        let SsdLink { read, write, .. } = planned.machine.ssd;
-        self.drift.planned_with(StepRate { compute, read: Some(read), write: Some(write) });
+        self.drift.planned_with(pace_of(&planned.machine, compute));
         self.planned = Some(planned);
     }
 
@@ -632,11 +631,28 @@ fn runtime(history: &History) -> Runtime {
     Runtime { lookahead: LOOKAHEAD_OPS, handling: history.counters().handling() }
 }
 
+/// The rates that a plan for a machine assumes.
+fn pace_of(machine: &Machine, compute: Option<Nanos>) -> StepRate {
+    let (ssd, host) = (machine.ssd, machine.host);
+    StepRate {
+        compute,
+        read: Some(ssd.read),
+        write: Some(ssd.write),
+        host_read: host.map(|host| host.read),
+        host_write: host.map(|host| host.write),
+    }
+}
+
 /// The machine with the bandwidths that were measured.
 fn at_pace(machine: Machine, pace: StepRate) -> Machine {
     let SsdLink { read, write, latency } = machine.ssd;
     let (read, write) = (pace.read.unwrap_or(read), pace.write.unwrap_or(write));
-    Machine { ssd: SsdLink { read, write, latency }, ..machine }
+    let host = machine.host.map(|host| HostLink {
+        read: pace.host_read.unwrap_or(host.read),
+        write: pace.host_write.unwrap_or(host.write),
+        ..host
+    });
+    Machine { ssd: SsdLink { read, write, latency }, host, ..machine }
 }
 
 /// The trace with all ops as much slower or faster as the whole step: under a plan most ops run

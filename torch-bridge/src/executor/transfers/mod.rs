@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use tidelog_engine::schedule::Urgency;
+use tidelog_gds::HostTierStats;
 use tidelog_planner::migration::Target;
 use tidelog_planner::residency::{StorageId, TransferId};
 
@@ -267,6 +268,11 @@ impl Transfers {
             }
             None => false,
         }
+    }
+
+    /// Returns the statistics of host memory, if there is any for copies.
+    pub(super) fn tier_stats(&self) -> Option<HostTierStats> {
+        self.store.tier_stats()
     }
 
     /// The oldest completion that nobody has seen.
