@@ -48,3 +48,8 @@ CUresult cuStreamEndCapture(struct Stream *stream, void **graph) {
     pthread_mutex_unlock(&fake_lock);
     return code;
 }
+
+CUresult cuStreamIsCapturing(struct Stream *stream, unsigned *status) {
+    *status = LOCKED(is_captured(stream));
+    return OK;
+}

@@ -83,8 +83,11 @@ bool is_reserved(CUdeviceptr at);
 bool is_accessible(CUdeviceptr at, size_t length);
 /* The bytes that were made and are mapped or have a handle. */
 uint64_t made_bytes(void);
-/* As much memory may be made as one likes. */
+/* As much memory may be made as one likes, in granules of the usual size. */
 void forget_capacity(void);
+/* Calls that made memory, and that unmapped some, so far. */
+uint64_t creation_count(void);
+uint64_t unmapping_count(void);
 
 /* ---- streams.c: what is on its way, and when it happens ---- */
 

@@ -137,22 +137,28 @@ static bool waits_for(const struct Stream *stream, const struct Step *until, con
     return false;
 }
 
-/* These bytes' memory goes: the kernels and copies that use it have had their turn, as where a stream's memory is given out
- * again in its order. That stream must wait for what others do with it. */
-void fake_let_go(uint64_t at, size_t length) {
+static void let_go(const struct Stream *stream, uint64_t at, size_t length, bool kernels_too) {
     struct Span span = { at, length, NULL };
     pthread_mutex_lock(&fake_lock);
     for (unsigned i = 0; i < stream_count; i++) {
         bool used = false;
         for (const struct Step *s = streams[i]->head; s; s = s->next) {
             used |= touches(s, at, length);
-            if (!s->kernel && user && touches(s, at, length) && !waits_for(user, NULL, s, 8))
-                violated("memory is given out that a copy uses still", at, length);
+            if ((kernels_too || !s->kernel) && stream && touches(s, at, length) && !waits_for(stream, NULL, s, 8))
+                violated("memory is given out that a copy or a kernel uses still", at, length);
         }
         if (used) reach(streams[i], 1, &span);
     }
     pthread_mutex_unlock(&fake_lock);
 }
+
+/* These bytes' memory goes: the kernels and copies that use it have had their turn, as where a stream's memory is given out
+ * again in its order. That stream must wait for what others do with it. */
+void fake_let_go(uint64_t at, size_t length) { let_go(user, at, length, false); }
+
+/* Memory is given out to a stream, which must wait for all that uses it. That has had its turn then: who asked is about to
+ * compute there. */
+void fake_give(const struct Stream *stream, uint64_t at, size_t length) { let_go(stream, at, length, true); }
 
 /* The number of the oldest kernel that has not had its turn; 0: there is none. */
 uint64_t fake_oldest_kernel(void) {

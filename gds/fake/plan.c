@@ -122,6 +122,8 @@ uint64_t fake_count(const char *what) {
     if (!strcmp(what, "pinned")) return gdr_count();
     if (!strcmp(what, "pageable")) return state.pageable;
     if (!strcmp(what, "mapped_bytes")) return LOCKED(made_bytes());
+    if (!strcmp(what, "creations")) return LOCKED(creation_count());
+    if (!strcmp(what, "unmappings")) return LOCKED(unmapping_count());
     if (!strcmp(what, "host_memory")) return host_memory_bytes();
     if (!strcmp(what, "driver_opens")) return state.driver_opens;
     if (!strcmp(what, "driver_open_calls")) return state.driver_open_calls;

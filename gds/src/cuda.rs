@@ -5,6 +5,7 @@
 //! an address and no contents: nothing here dereferences it.
 #![allow(unsafe_code)]
 
+mod arena;
 mod context;
 mod host;
 mod mapped;
@@ -19,13 +20,14 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 use tidelog_engine::library::ErrorLibrary;
 
+pub use arena::ArenaMemory;
 pub use context::Entered;
 pub(crate) use host::{HostLock, HostMemory, HostWords};
 pub use mapped::VirtualMemory;
 pub use memory::{DeviceMemory, DevicePointer};
 pub use names::name_of;
 pub(crate) use stream::CopyTimer;
-pub use stream::{Event, Stream};
+pub use stream::{Event, ForeignStream, Stream};
 
 /// CUDA, as the source of an operation's error.
 pub static CUDA: ErrorLibrary = ErrorLibrary { name: "CUDA", describe: name_of };

@@ -7,6 +7,7 @@ ABI_MODULES = (
     "torch-bridge/python/tidelog/abi/_seals.py",  # the same for pools and seals
     "torch-bridge/python/tidelog/memory/_kept.py",  # for memory that is kept
     "torch-bridge/python/tidelog/memory/_mapped.py",  # for memory of GPUs
+    "torch-bridge/python/tidelog/memory/_arena.py",  # the same, in an arena
     "torch-bridge/python/tidelog/abi/_host.py",  # for what the kernel says of the host
     "torch-bridge/python/tidelog/abi/_library.py",  # how all of them do it
 )

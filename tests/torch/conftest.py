@@ -54,11 +54,15 @@ def pytest_addoption(parser):
     parser.addoption(
         "--updates", choices=("own", "lazy", "host"), default="own", help="when its parameters are updated"
     )
+    parser.addoption(
+        "--allocator", choices=("torch", "arena"), default="torch", help="where a GPU's memory for tensors comes from"
+    )
     parser.addoption("--recompute", choices=("own", "best"), default="own", help="best: with regions that run once")
 
 
 def pytest_configure(config):
     device.name, device.updates = config.getoption("--device"), config.getoption("--updates")
+    device.allocator = config.getoption("--allocator")
     device.recompute = config.getoption("--recompute")
     device.host_memory = device.HOST_MEMORY if config.getoption("--host-memory") else None
     if device.updates == "host":

@@ -9,7 +9,7 @@ import pytest
 
 import tidelog
 from tidelog.abi import _host, _library, _native, _seals
-from tidelog.memory import _kept, _mapped
+from tidelog.memory import _arena, _kept, _mapped
 
 HEADER = Path(__file__).resolve().parents[2] / "torch-bridge" / "include" / "tidelog.h"
 
@@ -33,7 +33,7 @@ SCALARS = {
     "char *": ctypes.c_char_p,
     "void *": ctypes.c_void_p,
 }
-MODULES = (_native, _host, _seals, _kept, _mapped)
+MODULES = (_native, _host, _seals, _kept, _mapped, _arena)
 SIGNATURES = {name: each for module in MODULES for name, each in module.SIGNATURES.items()}
 STRUCTS = {
     "tide_session_options": _native.SessionOptions,

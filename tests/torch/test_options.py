@@ -23,6 +23,7 @@ DEFAULTS = {
     "recompute": "own",
     "blocks": None,
     "parts": "whole",
+    "allocator": "torch",
     "write_budget": None,
     "pool_size": None,
     "staging": None,

@@ -1519,6 +1519,79 @@ uint64_t tide_gpu_memory_take_dead(void);
  */
 int32_t tide_gpu_memory_free(uint64_t taken);
 
+/**
+ * Opens an arena of at most `bytes` of a GPU's memory; `gpu` is CUDA's number of it plus one.
+ * Memory is allocated from the driver when it is first wanted, and kept until the arena is closed.
+ * `least` gets the size from which allocations should come from it: smaller ones would be rounded
+ * up by more than themselves. `arena` gets its handle.
+ *
+ * # Safety
+ * `least` and `arena` point to one `uint64_t` each.
+ */
+int32_t tide_gpu_arena_open(uint8_t gpu, uint64_t bytes, uint64_t *least, uint64_t *arena);
+
+/**
+ * Closes an arena. What is free goes back to the driver, which waits for what uses it; what is
+ * allocated stays, and goes back when it is freed.
+ */
+int32_t tide_gpu_arena_close(uint64_t arena);
+
+/**
+ * Gives all that is free in an arena back to the driver, which waits for what uses it.
+ */
+int32_t tide_gpu_arena_trim(uint64_t arena);
+
+/**
+ * Allocates memory. Returns 1, and `address` gets where it begins; 0 where the arena has no room,
+ * the stream is being captured, or the driver has failed: another allocator is asked then. It may
+ * be written by what is put into the stream `waits` from here on, which waits on the GPU for what
+ * uses it still; `uses` is a stream that uses it until it is freed. Both may be the same, and null
+ * is the default stream.
+ *
+ * # Safety
+ * `waits` and `uses` are null or a `CUstream` that is open, and `uses` as long as the memory is
+ * allocated. `address` points to one `uint64_t`.
+ */
+int32_t tide_gpu_arena_allocate(uint64_t arena,
+                                uint64_t bytes,
+                                void *waits,
+                                void *uses,
+                                uint64_t *address);
+
+/**
+ * Notes that another stream uses the allocation at `address`, until it is freed. Returns 0 where
+ * no arena has one there, else 1.
+ *
+ * # Safety
+ * `stream` is null or a `CUstream` that is open as long as the memory is allocated.
+ */
+int32_t tide_gpu_arena_use(uint64_t address, void *stream);
+
+/**
+ * Frees the allocation at `address`, of whatever arena. Returns whether there was one: 1, or 0.
+ * Its memory is given out again behind all that has been put into the streams that use it. An
+ * event `behind` stands for the `count` streams at `covered`, and for what uses it elsewhere: then
+ * only what the other streams have counts beside it.
+ *
+ * # Safety
+ * `covered` points to `count` handles of streams. `behind` is null or an event of CUDA's that is
+ * recorded and open. Nobody uses the memory but what is in those streams, and before the event.
+ */
+int32_t tide_gpu_arena_free(uint64_t address, const uint64_t *covered, size_t count, void *behind);
+
+/**
+ * Writes figures of an arena to `buffer`, as JSON, in bytes: `capacity`, what it may have;
+ * `reserved`, what it has of the driver's; `allocated` and `requested`, what is allocated of that,
+ * with and without rounding; since it was opened: `allocations` and those that were `declined`,
+ * `made`, what came from the driver, `remapped`, what was mapped at another address,
+ * `stream_waits` and `host_waits`, the uses that streams and the host waited for; and `error`, the
+ * driver's error after which all is declined, or null. Returns the text's length, 0 for an error.
+ *
+ * # Safety
+ * `buffer` is null or has `capacity` bytes.
+ */
+size_t tide_gpu_arena_figures(uint64_t arena, char *buffer, size_t capacity);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

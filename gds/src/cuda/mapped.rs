@@ -8,7 +8,7 @@ use cudarc::driver::sys;
 use super::{CudaError, DevicePointer, Gpu};
 
 /// Error code of the driver for a GPU without free memory.
-const NO_MEMORY: i32 = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as i32;
+pub(super) const NO_MEMORY: i32 = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as i32;
 
 /// Reserved addresses of a GPU, and the memory that is mapped there now: of granules, each of which
 /// is mapped and unmapped alone. Given back on drop.
@@ -40,16 +40,11 @@ impl VirtualMemory {
     pub fn new(gpu: &Arc<Gpu>, length: usize) -> Result<Option<Self>, CudaError> {
         let granule = Self::granule(gpu)?;
         let count = length.div_ceil(granule);
-        let mut base = 0;
-        {
+        let base = {
             let _entered = gpu.enter()?;
-            // SAFETY: the address is written before the call returns. Nothing is there yet.
-            unsafe { sys::cuMemAddressReserve(&raw mut base, count * granule, 0, 0, 0) }
-                .result()
-                .map_err(CudaError::of("reserve addresses"))?;
-        }
-        let (gpu, base) = (Arc::clone(gpu), DevicePointer(base));
-        let mut memory = Self { gpu, base, granule, mapped: vec![false; count] };
+            reserve(count * granule)?
+        };
+        let mut memory = Self { gpu: Arc::clone(gpu), base, granule, mapped: vec![false; count] };
         Ok(memory.map(0..count * granule)?.then_some(memory))
     }
 
@@ -106,31 +101,16 @@ impl VirtualMemory {
     }
 
     fn map_one(&mut self, index: usize) -> Result<(), CudaError> {
-        let (mut handle, asked) = (0, properties(&self.gpu));
-        // SAFETY: both are alive, and written or read before the call returns.
-        unsafe { sys::cuMemCreate(&raw mut handle, self.granule, &raw const asked, 0) }
-            .result()
-            .map_err(CudaError::of("make memory that is mapped"))?;
-        // SAFETY: the addresses are reserved, and nothing is mapped there; the handle is of as much
-        // memory.
-        let mapped = unsafe { sys::cuMemMap(self.address(index), self.granule, 0, handle, 0) };
-        // SAFETY: the handle was made above. Memory that is mapped stays without it.
-        let released = unsafe { sys::cuMemRelease(handle) };
-        mapped.result().map_err(CudaError::of("map memory"))?;
+        let handle = Handle::new(&self.gpu, self.granule)?;
+        // SAFETY: the addresses are reserved, and nothing is mapped there.
+        unsafe { handle.map(self.address(index)) }?;
         self.mapped[index] = true;
-        released.result().map_err(CudaError::of("let go of memory that is mapped"))
+        Ok(()) // memory that is mapped stays without its handle
     }
 
     fn give_access(&self, first: usize, count: usize) -> Result<(), CudaError> {
-        let access = sys::CUmemAccessDesc {
-            location: properties(&self.gpu).location,
-            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        };
-        let (address, length) = (self.address(first), count * self.granule);
-        // SAFETY: memory is mapped for the whole range; the description is read by the call.
-        unsafe { sys::cuMemSetAccess(address, length, &raw const access, 1) }
-            .result()
-            .map_err(CudaError::of("use memory that is mapped"))
+        // SAFETY: memory is mapped for the whole range.
+        unsafe { give_access(&self.gpu, self.address(first), count * self.granule) }
     }
 
     /// Unmaps what of these is mapped. The context was entered.
@@ -139,16 +119,14 @@ impl VirtualMemory {
             if std::mem::take(&mut self.mapped[index]) {
                 // SAFETY: memory is mapped there, as one piece; that nothing uses it is the
                 // condition of `unmap`, and as it was only being mapped nothing does.
-                unsafe { sys::cuMemUnmap(self.address(index), self.granule) }
-                    .result()
-                    .map_err(CudaError::of("unmap memory"))?;
+                unsafe { unmap(self.address(index), self.granule) }?;
             }
         }
         Ok(())
     }
 
-    fn address(&self, index: usize) -> u64 {
-        self.base.offset((index * self.granule) as u64).0
+    fn address(&self, index: usize) -> DevicePointer {
+        self.base.offset((index * self.granule) as u64)
     }
 
     /// The granules of a part; the last one of all may be used in part.
@@ -170,10 +148,102 @@ impl Drop for VirtualMemory {
             // A failure means that the context is gone, and the memory with it.
             if self.unmap_all(0..self.mapped.len()).is_ok() {
                 // SAFETY: reserved in `new`, freed once, and nothing is mapped there.
-                let _ = unsafe { sys::cuMemAddressFree(self.base.0, self.len()) };
+                let _ = unsafe { unreserve(self.base, self.len()) };
             }
         }
     }
+}
+
+/// Memory of a GPU, which has no address unless it is mapped at one. Given up on drop, from when on
+/// the driver keeps it as long as it is mapped.
+#[derive(Debug)]
+pub(super) struct Handle {
+    handle: sys::CUmemGenericAllocationHandle,
+    length: usize,
+}
+
+impl Handle {
+    /// Makes memory. The GPU's context was entered, as for all below.
+    pub(super) fn new(gpu: &Gpu, length: usize) -> Result<Self, CudaError> {
+        let (mut handle, asked) = (0, properties(gpu));
+        // SAFETY: both are alive, and written or read before the call returns.
+        unsafe { sys::cuMemCreate(&raw mut handle, length, &raw const asked, 0) }
+            .result()
+            .map_err(CudaError::of("make memory that is mapped"))?;
+        Ok(Self { handle, length })
+    }
+
+    /// Maps the memory.
+    ///
+    /// # Safety
+    /// The addresses are reserved, and nothing is mapped there.
+    pub(super) unsafe fn map(&self, at: DevicePointer) -> Result<(), CudaError> {
+        // SAFETY: by this function's contract; the handle is of as much memory.
+        unsafe { sys::cuMemMap(at.0, self.length, 0, self.handle, 0) }
+            .result()
+            .map_err(CudaError::of("map memory"))
+    }
+
+    /// Unmaps the memory.
+    ///
+    /// # Safety
+    /// It is mapped there, and nothing that was launched uses it there any more.
+    pub(super) unsafe fn unmap(&self, at: DevicePointer) -> Result<(), CudaError> {
+        // SAFETY: by this function's contract.
+        unsafe { unmap(at, self.length) }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`, given up once. A failure means that the context is gone.
+        let _ = unsafe { sys::cuMemRelease(self.handle) };
+    }
+}
+
+/// Reserves addresses.
+pub(super) fn reserve(length: usize) -> Result<DevicePointer, CudaError> {
+    let mut base = 0;
+    // SAFETY: the address is written before the call returns. Nothing is there yet.
+    unsafe { sys::cuMemAddressReserve(&raw mut base, length, 0, 0, 0) }
+        .result()
+        .map_err(CudaError::of("reserve addresses"))?;
+    Ok(DevicePointer(base))
+}
+
+/// Gives reserved addresses back.
+///
+/// # Safety
+/// They were reserved together, and nothing is mapped there, now or later.
+pub(super) unsafe fn unreserve(base: DevicePointer, length: usize) -> Result<(), CudaError> {
+    // SAFETY: by this function's contract.
+    unsafe { sys::cuMemAddressFree(base.0, length) }
+        .result()
+        .map_err(CudaError::of("give addresses back"))
+}
+
+/// Lets the GPU use what is mapped.
+///
+/// # Safety
+/// Memory of it is mapped for the whole range.
+pub(super) unsafe fn give_access(
+    gpu: &Gpu,
+    at: DevicePointer,
+    length: usize,
+) -> Result<(), CudaError> {
+    let access = sys::CUmemAccessDesc {
+        location: properties(gpu).location,
+        flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    };
+    // SAFETY: by this function's contract; the description is read by the call.
+    unsafe { sys::cuMemSetAccess(at.0, length, &raw const access, 1) }
+        .result()
+        .map_err(CudaError::of("use memory that is mapped"))
+}
+
+unsafe fn unmap(at: DevicePointer, length: usize) -> Result<(), CudaError> {
+    // SAFETY: by its callers' contracts: whole pieces are mapped there, and nothing uses them.
+    unsafe { sys::cuMemUnmap(at.0, length) }.result().map_err(CudaError::of("unmap memory"))
 }
 
 /// Memory of the GPU's own that only this process maps.

@@ -58,6 +58,29 @@ impl Event {
         unsafe { stream.record_raw(self.as_raw()) }
     }
 
+    /// Moves the event behind everything that was put into a framework's stream so far.
+    ///
+    /// # Safety
+    /// `stream` is open, and of the event's GPU.
+    pub unsafe fn record_in(&self, stream: ForeignStream) -> Result<(), CudaError> {
+        let _entered = self.gpu.enter()?;
+        // SAFETY: the event is open, and the caller says so of the stream.
+        unsafe { result::event::record(self.event, stream.raw()) }
+            .map_err(CudaError::of("record an event"))
+    }
+
+    /// Makes a framework's stream wait for the event before what comes next; the host does not.
+    ///
+    /// # Safety
+    /// As for [`Event::record_in`].
+    pub unsafe fn block(&self, stream: ForeignStream) -> Result<(), CudaError> {
+        let _entered = self.gpu.enter()?;
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: the event is open, and the caller says so of the stream.
+        unsafe { result::stream::wait_event(stream.raw(), self.event, flags) }
+            .map_err(CudaError::of("have a stream wait"))
+    }
+
     /// Returns whether the event has happened. An error is the error of anything that came before
     /// it.
     pub fn has_happened(&self) -> Result<bool, CudaError> {
@@ -67,7 +90,7 @@ impl Event {
     }
 
     /// Waits until it has happened. An error is the error of anything that came before it.
-    pub(crate) fn wait(&self) -> Result<(), CudaError> {
+    pub fn wait(&self) -> Result<(), CudaError> {
         let _entered = self.gpu.enter()?;
         // SAFETY: the handle is open.
         unsafe { result::event::synchronize(self.event) }.map_err(CudaError::of("reach an event"))
@@ -140,6 +163,31 @@ unsafe fn query(event: sys::CUevent) -> Result<bool, CudaError> {
     }
 }
 
+/// A stream that a framework has made, by the driver's handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ForeignStream(pub u64);
+
+impl ForeignStream {
+    fn raw(self) -> sys::CUstream {
+        self.0 as sys::CUstream
+    }
+
+    /// Returns whether what is put into it becomes part of a graph, and does not happen.
+    ///
+    /// # Safety
+    /// It is open, and of this GPU.
+    pub unsafe fn is_captured(self, gpu: &Gpu) -> Result<bool, CudaError> {
+        let _entered = gpu.enter()?;
+        // SAFETY: the caller says so.
+        match unsafe { result::stream::is_capturing(self.raw()) } {
+            Ok(status) => Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE),
+            // The default stream, while another one is captured that waits for it.
+            Err(DriverError(sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)) => Ok(true),
+            Err(error) => Err(CudaError::of("tell whether a stream is captured")(error)),
+        }
+    }
+}
+
 /// A stream: what is put into it happens in that order, and beside all other streams.
 pub struct Stream {
     gpu: Arc<Gpu>,
@@ -207,7 +255,7 @@ impl Stream {
     ///
     /// # Safety
     /// `event` is the handle of an open event.
-    pub(crate) unsafe fn has_happened_raw(&self, event: *mut c_void) -> Result<bool, CudaError> {
+    pub unsafe fn has_happened_raw(&self, event: *mut c_void) -> Result<bool, CudaError> {
         let _entered = self.gpu.enter()?;
         // SAFETY: as in `wait_for_raw`.
         unsafe { query(event.cast()) }
@@ -293,6 +341,11 @@ impl Stream {
 
     pub(crate) fn raw(&self) -> sys::CUstream {
         self.stream
+    }
+
+    /// Returns the stream as one of a framework's, by its handle, while it is open.
+    pub fn foreign(&self) -> ForeignStream {
+        ForeignStream(self.stream as u64)
     }
 }
 

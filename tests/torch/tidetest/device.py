@@ -26,6 +26,7 @@ FORK = "a process that has used CUDA cannot go on using it in a forked child"
 RANKS = "ranks on GPUs need NCCL and a GPU each"
 
 host_memory = None  # of a GPU, in front of the pool (`pytest --host-memory`)
+allocator = "torch"  # "arena": of a GPU's memory (`pytest --allocator`)
 updates = "own"  # when parameters are updated (`pytest --updates`)
 recompute = "own"  # "best": layers are under torch.utils.checkpoint, and run once (`pytest --recompute`)
 name = "cpu"  # set once, before the tests are imported; what they rest on is imported before

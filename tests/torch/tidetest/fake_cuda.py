@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from tidelog.memory import _device
+from tidelog.memory import _arena, _device
 from tidelog.memory._record import data_ptr
 from tidetest import native
 from tidetest.fake_allocator import Pool
@@ -21,6 +21,7 @@ from tidetest.fake_allocator import Pool
 _GUARD = Path(__file__).with_name("fake_guard.cpp")
 _SOURCES = sorted((Path(__file__).resolve().parents[3] / "gds" / "fake").glob("*.c"))
 _library = _guard = None
+ARENA_GRANULE = 4096  # of mapped memory: a GPU's are larger, and so are its tensors
 _SLEEP_CYCLES = 50_000_000  # some 30 ms
 
 
@@ -112,6 +113,10 @@ class Gpu(_device.Gpu):
     dlpack_type = 1  # the host's
     host_like = _device.Host.host_like  # no pages are locked
 
+    def _require_arena(self):
+        """The arena goes in front of the host's allocator."""
+        _library.fake_granule(ctypes.c_uint64(ARENA_GRANULE))
+
     def why_unmovable(self, storage):
         return None if self.is_divisible(storage) else _device.Host.why_unmovable(self, storage)
 
@@ -177,6 +182,10 @@ class FakeCuda:
         for name in ("_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool", "_cuda_releasePool"):
             monkeypatch.setattr(torch.cuda.memory, name, lambda device, pool: None)
         monkeypatch.setattr(_device, "choose", lambda device, model: Gpu())
+        allocate, use, free = _arena.functions()
+        self.guard.guard_arena(ctypes.c_void_p(allocate), ctypes.c_void_p(free))
+        seen = ctypes.cast(self.guard.guard_arena_allocate, ctypes.c_void_p).value
+        monkeypatch.setattr(_arena, "functions", lambda: (seen, use, free))
 
     @property
     def stream(self):
@@ -240,6 +249,10 @@ class FakeCuda:
     def host_bytes(self):
         """Returns the number of bytes copied between the GPU and the host since the fake was started."""
         return self.library.fake_count(b"host_bytes")
+
+    def made_and_unmapped(self):
+        """Calls of the driver that made memory for mapping, and that unmapped some, since the process began."""
+        return tuple(self.library.fake_count(name) for name in (b"creations", b"unmappings"))
 
     def mapped_bytes(self):
         """The memory that was made to be mapped, and is mapped still."""

@@ -33,6 +33,7 @@ struct Cuda {
     int (*cuEventSynchronize)(void *);
     int (*cuCtxSynchronize)();
     void (*fake_reach)(void *, unsigned, const void *);
+    void (*fake_give)(const void *, uint64_t, size_t);
 } cuda;
 
 std::atomic<void *> current{nullptr}, deaf{nullptr};  // streams: that ops are launched on, and one that never waits
@@ -143,6 +144,9 @@ struct Block {
 std::atomic<int (*)(size_t)> asks{nullptr};
 std::atomic<void (*)(void *, size_t)> gives{nullptr}, takes{nullptr};
 std::atomic<bool> fills{false};
+/* The bridge's arena, where a block has one. */
+int (*arena_allocates)(uint64_t, uint64_t, void *, void *, uint64_t *) = nullptr;
+int (*arena_frees)(uint64_t, const uint64_t *, size_t, void *) = nullptr;
 c10::Allocator *beneath = nullptr;  // that of before
 auto &blocks = *new std::unordered_map<void *, Block>;  // with `mutex`
 
@@ -157,6 +161,7 @@ void ended(void *memory) {
         }
     }
     /* oneDNN frees what it has kept by the allocator of that moment. */
+    if (!block.free && arena_frees && arena_frees(reinterpret_cast<uint64_t>(memory), nullptr, 0, nullptr) == 1) return;
     if (!block.free) return beneath->raw_deallocate(memory);
     if (auto take = takes.load()) take(memory, block.size);
     block.free(memory);
@@ -203,7 +208,7 @@ void guard_begin(const char *path) {
 #define FIND(name) find(library, #name, cuda.name)
     FIND(cuStreamCreate), FIND(cuStreamWaitEvent), FIND(cuStreamSynchronize), FIND(cuEventCreate);
     FIND(cuEventDestroy_v2), FIND(cuEventRecord), FIND(cuEventQuery), FIND(cuEventSynchronize);
-    FIND(cuCtxSynchronize), FIND(fake_reach);
+    FIND(cuCtxSynchronize), FIND(fake_reach), FIND(fake_give);
 #undef FIND
     static c10::impl::DeviceGuardImplRegistrar registrar(KIND, new Guard);
     std::lock_guard lock(mutex);
@@ -226,6 +231,19 @@ int guard_early() {
 bool guard_has_told(const void *memory, void *stream) {
     std::lock_guard lock(mutex);
     return told.count({memory, stream}) != 0;
+}
+
+/* The arena's functions. What it gives to an op is looked at by `guard_arena_allocate`, as the op is computed at once. */
+void guard_arena(decltype(arena_allocates) allocates, decltype(arena_frees) frees) {
+    arena_allocates = allocates, arena_frees = frees;
+}
+
+int guard_arena_allocate(uint64_t arena, uint64_t size, void *waits, void *uses, uint64_t *address) {
+    int code = arena_allocates(arena, size, waits, uses, address);
+    if (code != 1 || waits != uses) return code;
+    cuda.fake_give(waits, *address, size);
+    memset(reinterpret_cast<void *>(*address), 0xA5, size);
+    return code;
 }
 
 void memory_begin(int (*ask)(size_t), void (*give)(void *, size_t), void (*take)(void *, size_t), bool fill) {

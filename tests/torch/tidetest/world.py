@@ -78,6 +78,8 @@ class World:
         memory = made_on.budget(TENSORS) if memory is None else memory
         options = {"pool_size": POOL_SIZE, "staging": made_on.STAGING, "updates": made_on.updates, **options}
         options.setdefault("recompute", made_on.recompute)
+        if options.get("parts", "whole") == "whole":
+            options.setdefault("allocator", made_on.allocator)
         options.setdefault("host_memory", made_on.host_memory)
         # Where it is not known, all of host_memory= is for updates on the host, also for those of a copy.
         known = (

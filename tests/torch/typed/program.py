@@ -36,6 +36,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[torc
         updates="lazy",
         recompute="own",
         parts="whole",
+        allocator="torch",
         write_budget="2TB",
         blocks=None,
         pool_size="1TiB",

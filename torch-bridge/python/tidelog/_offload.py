@@ -8,7 +8,7 @@ from tidelog import _devices
 from tidelog._errors import Error
 from tidelog._options import Option, Size, declared, one_of, size, size_a_day, whole_number
 from tidelog.abi._native import Policy, SessionOptions
-from tidelog.output._figures import PartsName, RecomputeName, StrPath, UpdatesName, WhatName
+from tidelog.output._figures import AllocatorName, PartsName, RecomputeName, StrPath, UpdatesName, WhatName
 
 # The options are read and explained without torch; what a block is made of needs it.
 if TYPE_CHECKING:
@@ -154,6 +154,16 @@ def offload(
             one_of(*get_args(PartsName)),
         ),
     ] = "whole",
+    allocator: Annotated[
+        AllocatorName,
+        Option(
+            'where a GPU\'s memory for tensors comes from while the block runs: "torch", its caching allocator; "arena": '
+            "large blocks from an arena as large as `memory`, whose free memory is mapped together where it is in "
+            "pieces, and waits on the GPU for what uses it still. The same bits. Tested on a fake GPU alone; "
+            '`stats()["gpu_memory"]["arena"]` says what it did.',
+            one_of(*get_args(AllocatorName)),
+        ),
+    ] = "torch",
     write_budget: Annotated[
         int | str | None,
         Option(
@@ -254,6 +264,8 @@ def offload(
         )
     if resume is not None and model is None:
         raise Error(f"resume={resume!r} needs the model that is to go on: pass it, and its optimizer.")
+    if allocator == "arena":
+        _refuse_beside_arena(place, parts)
     if blocks is not None and recompute != "best":
         raise Error(f'blocks= is for recompute="best", and recompute={recompute!r}.')
     if what == "activations":
@@ -292,6 +304,7 @@ def offload(
         recompute=recompute,
         blocks=_calls_of(model, blocks) if blocks is not None else None,
         parts=parts,
+        allocator=allocator,
         what=what,
         write_budget=write_budget,
         resume=resume,
@@ -310,6 +323,17 @@ def _refuse_beside_activations(updates: UpdatesName, parts: PartsName) -> None:
     ):
         if value:
             raise Error(f'{name}={value!r} is of no use with what="activations": {why}. Leave it out.')
+
+
+def _refuse_beside_arena(place: "_device.Host", parts: PartsName) -> None:
+    """Refuses an arena where there is none."""
+    if not place.option:
+        raise Error("allocator=\"arena\" is for a GPU's memory, and the budget is of the host's. Leave it out.")
+    if parts != "whole":
+        raise Error(
+            f'allocator="arena" and parts={parts!r} do not go together yet: memory of an arena is given back whole. '
+            "Leave one out."
+        )
 
 
 def _bytes_beside(

@@ -165,7 +165,7 @@ pub unsafe extern "C" fn tide_gpu_memory_free(taken: u64) -> i32 {
 }
 
 /// CUDA's number of the GPU that an argument means.
-fn ordinal_of(gpu: u8) -> Result<u8, Failure> {
+pub(super) fn ordinal_of(gpu: u8) -> Result<u8, Failure> {
     match place_numbered(gpu) {
         MemoryPlace::Gpu(ordinal) => Ok(ordinal),
         MemoryPlace::Host => Err(Failure::invalid("gpu is 0: name one, by CUDA's number plus one")),

@@ -28,6 +28,8 @@ mod memory;
 
 mod mapped;
 
+mod gpu_arena;
+
 mod drive;
 mod eventfd;
 mod handles;
@@ -36,6 +38,7 @@ pub use batch::*;
 pub use callbacks::*;
 pub use error::*;
 pub use gpu::*;
+pub use gpu_arena::*;
 pub use mapped::*;
 pub use memory::*;
 pub use pool::*;

@@ -50,6 +50,7 @@ from tidelog.order._lazy import LazyUpdates
 from tidelog.order._updates import Updates
 from tidelog.output import _logging, _notebook
 from tidelog.output._figures import (
+    AllocatorName,
     PartsName,
     Phase,
     RecomputeName,
@@ -101,6 +102,7 @@ class Settings:
     recompute: RecomputeName
     blocks: CallsSeen | CallsOfClasses | None  # of blocks, which may run again
     parts: PartsName
+    allocator: AllocatorName
     what: WhatName
     write_budget: int | None  # bytes a day, of all ranks here
     resume: str | None
@@ -221,6 +223,8 @@ class Tide:
             self.session.open(self._settings.session)
             self.performer.connect()
             self._use_parts()
+            if self._settings.allocator == "arena":
+                self.device.use_arena(self.ledger.limit)
             self._set_write_budget(self._settings.write_budget)
         except BaseException as error:
             self._leave_ranks(error)

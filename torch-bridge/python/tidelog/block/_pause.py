@@ -72,6 +72,7 @@ class Pauses:
         self._access.is_paused = True
         native().suspend(True)
         self._ledger.pause(True)
+        native().pause_arena(True)
         self._heap.rest()
 
     @whole
@@ -83,6 +84,7 @@ class Pauses:
         if access.is_elsewhere():
             raise _errors.Error("resume() was called in another thread than that of this offload block: call it there.")
         self._heap.make_way()
+        native().pause_arena(False)
         # What was made in a pause may be in graphs of CUDA's, which have its addresses.
         ledger.newborn_moves = not access.has_captured
         self._adopt_what_lives()

@@ -14,10 +14,10 @@ from torch import nn
 
 from tidelog import _devices
 from tidelog._errors import Error
-from tidelog.memory import _heap, _kept, _mapped
+from tidelog.memory import _arena, _heap, _kept, _mapped
 from tidelog.memory._record import Storage, resizable, unseen
 from tidelog.native._built import native
-from tidelog.output._figures import StrPath
+from tidelog.output._figures import ArenaFigures, StrPath
 
 _USUAL_POOL = (0, 0)  # the number of that which torch allocates from unless it is told otherwise
 
@@ -88,6 +88,9 @@ class Host:
         """Returns the reason why memory cannot be given back in parts, if so."""
         return None
 
+    def use_arena(self, tensors_max: int) -> None:
+        """Has torch's large blocks come from an arena in the next block, of `tensors_max` bytes."""
+
     def use_parts(self) -> bool:
         """Uses parts in the next block. Returns whether what comes back has memory of ours then, not of torch's."""
         return False
@@ -131,7 +134,10 @@ class Gpu(Host):
         self.option = index + 1
         self.place = self.device
         self.streams = native().streams(torch.device(streams_of, index))
+        self._streams_of = torch.device(streams_of, index)
         self._uses_parts = False
+        self._in_arena_max: int | None = None  # bytes of tensors, where there is to be an arena
+        self._arena: _arena.Arena | None = None
         self._mapped: _mapped.MappedMemory | None = None  # where they move, from when a block has begun
 
     def why_unmovable(self, storage: Storage) -> str | None:
@@ -152,7 +158,8 @@ class Gpu(Host):
         return staging if peer or data_path.startswith("gds") else 0
 
     def heap(self, budget: int, tensors_max: int) -> _heap.Heap | _heap.Cache:
-        return _heap.Cache(self.device, tensors_max, self._await_freed)  # the rings are not torch's
+        # The rings are not torch's.
+        return _heap.Cache(self.device, tensors_max, self._release_ours, self._arena_figures)
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
@@ -160,6 +167,8 @@ class Gpu(Host):
         # wait.
         if self._uses_parts:
             self._mapped = _mapped.MappedMemory(self.option, self.dlpack_type, self.streams.after)
+        if self._in_arena_max is not None:
+            self._arena = _arena.Arena(self.option, self._in_arena_max, self.place, self._streams_of)
         before = _lets_backward_have_threads()
         _let_backward_have_threads(False)
         try:
@@ -171,6 +180,15 @@ class Gpu(Host):
                 _let_backward_have_threads(before)
             if self._mapped is not None:
                 self._mapped.end()
+            if self._arena is not None:
+                self._arena.end()
+
+    def use_arena(self, tensors_max: int) -> None:
+        self._require_arena()
+        self._in_arena_max = tensors_max
+
+    def _require_arena(self) -> None:
+        _arena.in_front_of_cuda()
 
     def pools(self) -> Sequence[range]:
         if torch.cuda.get_allocator_backend() != "native":
@@ -227,9 +245,14 @@ class Gpu(Host):
         if event is not None:
             event.synchronize()
 
-    def _await_freed(self) -> None:
+    def _release_ours(self) -> None:
         if self._mapped is not None:
             self._mapped.await_all()
+        if self._arena is not None:
+            self._arena.trim()
+
+    def _arena_figures(self) -> ArenaFigures | None:
+        return self._arena.figures() if self._arena is not None else None
 
 
 def place_cufile_log() -> None:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from tidelog.memory import _kept
-from tidelog.output._figures import GpuMemory, HostHeap
+from tidelog.output._figures import ArenaFigures, GpuMemory, HostHeap
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_THRESHOLD_BYTES = 32 << 20  # the most that glibc takes (mallopt(3))
@@ -148,8 +148,15 @@ class Cache:
     back by it, so it is no reason for it.
     """
 
-    def __init__(self, device: torch.device, tensors_max: int, release_ours: Callable[[], object] = bool) -> None:
-        """`release_ours` releases what is free and not torch's."""
+    def __init__(
+        self,
+        device: torch.device,
+        tensors_max: int,
+        release_ours: Callable[[], object] = bool,
+        arena: Callable[[], ArenaFigures | None] = lambda: None,
+    ) -> None:
+        """`release_ours` releases what is free and not torch's. `arena` has the figures of what is an arena's."""
+        self._arena = arena
         self._device = device
         self._release_ours = release_ours
         self._tensors_max = tensors_max
@@ -208,17 +215,19 @@ class Cache:
 
     def figures(self) -> GpuMemory | None:
         """Returns the memory that the allocator holds now, and its users."""
-        stats, live = self._stats(), self._live()
+        stats, live, arena = self._stats(), self._live(), self._arena()
+        in_arena = arena.get("requested", 0) if arena is not None else 0
         reserved, given = (stats[name]["all"]["current"] for name in ("reserved_bytes", "allocated_bytes"))
         return {
             "reserved": reserved,
             "kept": reserved - given,
             "tensors": live,
-            "not_ours": max(given - live, 0),
+            "not_ours": max(given + in_arena - live, 0),
             "trims": self._trims,
             "device_allocations": stats["num_device_alloc"],
             "device_frees": stats["num_device_free"],
             "out_of_memory": stats["num_ooms"],
+            "arena": arena,
         }
 
     def _is_too_much(self) -> bool:

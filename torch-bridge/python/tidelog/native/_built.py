@@ -22,7 +22,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 
@@ -44,8 +44,22 @@ _PREBUILT = _SOURCES / "prebuilt"
 _BUILT_FOR = re.compile(r"torch-([^-]+)-cpython-(\d)(\d+)-")
 # What the system says of a folder that cannot be written, or made.
 _NO_FOLDER = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT)
+
+
+class Source(NamedTuple):
+    """A source that is compiled to a library."""
+
+    name: str
+    includes: tuple[pathlib.Path, ...]  # beside torch's and Python's
+    libraries: tuple[str, ...]
+
+
+_MODULE = Source("module.cpp", (), ("-lc10", "-ltorch_cpu", "-ltorch_python"))
 _FREE_THREADED = "this Python has no lock of the interpreter (a free-threaded build)"
 _NO_COMPILER = "there is no C++ compiler (g++ or clang++)"
+
+# Torch's class of allocators of GPUs differs from version to version.
+_CUDA_ALLOCATOR_OF = "2.15"
 
 _loaded: list[Module] = []
 
@@ -146,6 +160,41 @@ def prebuild(folder: pathlib.Path) -> pathlib.Path:
     return at
 
 
+def cuda_allocator() -> pathlib.Path | str:
+    """Returns the path of the library that goes in front of torch's allocator of GPUs, built where it is not there, or why there is
+    none.
+    """
+    if not str(torch.__version__).startswith(f"{_CUDA_ALLOCATOR_OF}."):
+        return (
+            f"torch's allocator of GPUs is known as torch {_CUDA_ALLOCATOR_OF} has it, and this is {torch.__version__}"
+        )
+    headers = _headers_of_cuda()
+    if headers is None:
+        return "CUDA's headers are not found (cuda_runtime_api.h): install them, or set CUDA_HOME"
+    compiler = _compiler()
+    at = _folder() / f"cuda-allocator-{_facts()}-{_digest(*_version(compiler), str(headers))}.so"
+    source = Source("cuda_allocator.cpp", (headers,), ("-lc10", "-lc10_cuda"))
+    if not at.exists() and (why_not := _build(compiler, at, source)):
+        return why_not
+    try:
+        _require_own(at)
+    except OSError as error:
+        return f"{at} cannot be loaded: {error}"
+    return at
+
+
+def _headers_of_cuda() -> pathlib.Path | None:
+    """Returns the folder of CUDA's headers: of a toolkit, or of the packages that torch depends on, of which Triton has
+    all of them.
+    """
+    packages = pathlib.Path(torch.__file__).parent.parent
+    toolkits = [os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
+    folders = [pathlib.Path(each) / "include" for each in toolkits if each]
+    folders += [*packages.glob("nvidia/*/include"), packages / "triton/backends/nvidia/include"]
+    needed = ("cuda_runtime_api.h", "crt/host_config.h")
+    return next((folder for folder in folders if all((folder / name).exists() for name in needed)), None)
+
+
 def _compiler() -> list[str]:
     return (os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or "").split()
 
@@ -181,10 +230,15 @@ def _digest(*facts: str) -> str:
 
 
 def _load(place: pathlib.Path) -> Module:
+    _require_own(place)
+    return _module_in(place)
+
+
+def _require_own(place: pathlib.Path) -> None:
+    """Raises an OSError if others may have written a library."""
     found = place.stat()
     if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o022:
         raise OSError("others may write it")
-    return _module_in(place)
 
 
 def _module_in(place: pathlib.Path) -> Module:
@@ -196,7 +250,7 @@ def _module_in(place: pathlib.Path) -> Module:
     return cast(Module, module)
 
 
-def _build(compiler: list[str], place: pathlib.Path) -> str:
+def _build(compiler: list[str], place: pathlib.Path, source: Source = _MODULE) -> str:
     """Compiles the module. Returns why that failed, or nothing."""
     if not compiler:
         return _NO_COMPILER
@@ -208,22 +262,25 @@ def _build(compiler: list[str], place: pathlib.Path) -> str:
                 return ""
             for left in place.parent.glob(f"{place.stem}.*.new"):  # of one that was killed
                 left.unlink()
-            return _compile(compiler, place)
+            return _compile(compiler, place, source=source)
     except OSError as error:
         return str(error)
 
 
-def _compile(compiler: list[str], place: pathlib.Path, *options: str) -> str:
+def _compile(compiler: list[str], place: pathlib.Path, *options: str, source: Source = _MODULE) -> str:
     home, made = pathlib.Path(torch.__file__).parent, place.with_suffix(f".{os.getpid()}.new")
-    includes = [home / "include", home / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]]
+    includes = [
+        *(home / "include", home / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]),
+        *source.includes,
+    ]
     command = [
         *compiler,
-        *(*_FLAGS, *options, str(_SOURCES / "module.cpp"), "-o", str(made)),
+        *(*_FLAGS, *options, str(_SOURCES / source.name), "-o", str(made)),
         *("-I", str(_HEADER.parent)),
         # Their warnings are not ours.
         *(word for each in includes for word in ("-isystem", str(each))),
         f"-L{home / 'lib'}",
-        *("-lc10", "-ltorch_cpu", "-ltorch_python"),
+        *source.libraries,
     ]
     # It ends also if this process ends before: the next one has it then.
     moving = ["sh", "-c", 'umask 022 && "$@" && mv "$made" "$place"', "sh", *command]

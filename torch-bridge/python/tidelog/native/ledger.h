@@ -353,15 +353,22 @@ class Ledger {
         Records::is_allocators(*record.impl) || (record.is_owner && !Records::is_part_of_other(record.memory));
     auto size = static_cast<size_t>(record.size);
     c10::DataPtr memory = Records::take(*record.impl, std::move(message));
-    if (record.event && !record.event->query())
+    if (DeviceArena::has(memory))
+      streams_.free_behind(std::move(memory), record.event, record.uses);
+    else if (record.event && !record.event->query())
       departing_.add({std::move(memory), size, is_plain, record.event});
     else if (Slices::is_slice(memory))
       Slices::drop_pages(memory, size);
   }
 
-  // Gives memory to a storage that is out, whose address is returned: of one that has left and is as large, which it
-  // may write when that is copied; or other.
+  // Gives memory to a storage that is out, whose address is returned: an arena's; of one that has left and is as large;
+  // both may be written behind `record.event`; or other.
   uint64_t give(Record& record, size_t size, Message message) {
+    EventPtr event;
+    if (c10::DataPtr memory = DeviceArena::allocate_for_copy(size, event)) {
+      record.event = std::move(event);
+      return Records::give(*record.impl, std::move(memory), size, std::move(message));
+    }
     auto block = departing_.take(size);
     if (!block) {
       make_room(static_cast<int64_t>(size));

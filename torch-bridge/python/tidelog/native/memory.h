@@ -14,6 +14,8 @@
 #include <string>
 #include <utility>
 
+#include "device_arena.h"
+
 namespace tidelog {
 
 // Private members of `Impl`, by explicit instantiation, which may name them ([temp.spec]/6): torch sets its guard since
@@ -81,7 +83,8 @@ inline c10::DataPtr take(c10::StorageImpl& storage, Message message) {
 inline bool is_of_host_allocator(const c10::DataPtr& memory) {
   c10::DeleterFnPtr deleter = memory.get_deleter();
   return deleter != nullptr && memory.get() == memory.get_context() &&
-         (deleter == c10::GetDefaultCPUAllocator()->raw_deleter() || deleter == c10::GetCPUAllocator()->raw_deleter());
+         (deleter == c10::GetDefaultCPUAllocator()->raw_deleter() || deleter == c10::GetCPUAllocator()->raw_deleter() ||
+          DeviceArena::is_allocators(deleter));
 }
 
 // Memory that a storage may have, of the allocator that its device has now.

@@ -5,10 +5,14 @@
 // any device. Python does what is rare (`services.h`). Memory that a session asks for is given and taken here, too
 // (`performer.h`). Without a block the kernels only call what torch has beneath them.
 
+#include <pybind11/stl.h>
+
+#include <array>
 #include <map>
 
 #include "allocator.h"
 #include "compat.h"
+#include "device_arena.h"
 #include "guards.h"
 #include "launch.h"
 #include "registrations.h"
@@ -117,6 +121,30 @@ bool use_allocator(uint64_t allocate, uint64_t free) {
                              reinterpret_cast<ArenaAllocator::Free>(free));
 }
 
+// Has blocks of torch's come from an arena. `addresses`: of the library's functions. `device` has the streams.
+void open_arena(uint64_t arena, uint64_t least, std::array<uint64_t, 3> addresses, c10::Device place,
+                c10::Device device) {
+  auto [allocate, use, free] = addresses;
+  ArenaCalls calls;
+  calls.allocate = reinterpret_cast<decltype(calls.allocate)>(allocate);
+  calls.use = reinterpret_cast<decltype(calls.use)>(use);
+  calls.free = reinterpret_cast<decltype(calls.free)>(free);
+  DeviceArena::open(arena, least, calls, place, device);
+  if (place.type() != c10::DeviceType::CUDA) ArenaInFront::install(place.type());
+}
+
+void close_arena() {
+  DeviceArena::close();
+  ArenaInFront::remove();
+}
+
+// Returns the addresses of what cuda_allocator.cpp calls, in its order.
+std::array<uintptr_t, 3> arena_functions() {
+  auto* allocate = +[](size_t size) { return DeviceArena::allocate(size).release_context(); };
+  return {reinterpret_cast<uintptr_t>(allocate), reinterpret_cast<uintptr_t>(&DeviceArena::use),
+          reinterpret_cast<uintptr_t>(&DeviceArena::ended)};
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_tidelog_native, m) {
@@ -179,4 +207,10 @@ PYBIND11_MODULE(_tidelog_native, m) {
   m.def("open_to_reads", &Guard::lift);
   m.def("without_memory", tidelog::without_memory);
   m.def("use_allocator", use_allocator);
+  m.def("open_arena", open_arena);
+  m.def("close_arena", close_arena);
+  m.def("pause_arena", &DeviceArena::pause);
+  m.def("arena_functions", arena_functions);
+  m.def("arena_is_before",
+        [](uintptr_t ended) { DeviceArena::set_beneath(reinterpret_cast<c10::DeleterFnPtr>(ended)); });
 }

@@ -19,6 +19,7 @@
 #include <optional>
 #include <vector>
 
+#include "device_arena.h"
 #include "python.h"
 #include "use_marks.h"
 
@@ -44,6 +45,8 @@ class Streams {
   virtual EventPtr after() { return nullptr; }
   // An event behind the ops that may have used a storage, where that is earlier. Null: it is not.
   virtual EventPtr after_last(const LastUses&) { return nullptr; }
+  // Frees a block of an arena's behind an event and the ops that may have used it. `event` may be null.
+  virtual void free_behind(c10::DataPtr, EventPtr, const LastUses&) {}
   // Makes uses of a fetched storage wait for an event.
   virtual void fetched(EventPtr) {}
   // All bytes that are on their way are there when this returns: something may use them that is not launched by an op.
@@ -115,6 +118,15 @@ class DeviceStreams final : public Streams {
     return behind(events);
   }
 
+  // Frees memory behind all that was launched where there is neither an event that has not happened nor are the ops
+  // known.
+  void free_behind(c10::DataPtr memory, EventPtr event, const LastUses& uses) override {
+    std::vector<EventPtr> events;
+    if (event && !event->query()) events.push_back(std::move(event));
+    if (EventPtr last = after_last(uses)) events.push_back(std::move(last));
+    if (EventPtr all = behind(events)) DeviceArena::free_behind(std::move(memory), *all, known_);
+  }
+
   void fetched(EventPtr event) override {
     if (event->query()) return;
     copies_.push_back(event);
@@ -140,8 +152,11 @@ class DeviceStreams final : public Streams {
 
   // The allocator gives the memory to nobody before the kernels that were launched on every stream have run.
   void share(const c10::DataPtr& memory) const override {
-    if (known_.size() > 1)
-      for (const c10::Stream& stream : known_) guard_.recordDataPtrOnStream(memory, stream);
+    if (known_.size() <= 1) return;
+    for (const c10::Stream& stream : known_) {
+      DeviceArena::use(memory.get(), handle_of(stream));
+      guard_.recordDataPtrOnStream(memory, stream);
+    }
   }
 
   int64_t current() override { return static_cast<int64_t>(noticed()); }

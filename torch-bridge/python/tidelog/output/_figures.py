@@ -12,6 +12,7 @@ StrPath: TypeAlias = str | os.PathLike[str]
 Phase: TypeAlias = Literal["profiling", "planned", "reactive"]
 # What options of `offload` may be.
 RecomputeName: TypeAlias = Literal["own", "best"]
+AllocatorName: TypeAlias = Literal["torch", "arena"]
 PartsName: TypeAlias = Literal["whole", "best"]
 WhatName: TypeAlias = Literal["all", "activations"]
 UpdatesName: TypeAlias = Literal["own", "lazy", "early", "host"]
@@ -148,6 +149,23 @@ class GpuMemory(TypedDict):
     device_allocations: int  # calls of the driver, since the process began
     device_frees: int
     out_of_memory: int
+    arena: ArenaFigures | None  # with allocator="arena", beside all of the above
+
+
+class ArenaFigures(TypedDict, total=False):
+    """GPU memory that comes from an arena of ours, in bytes; counts are since the block began."""
+
+    capacity: int  # that it may have
+    reserved: int  # that it has of the driver's
+    allocated: int  # of that, what tensors have, in whole granules
+    requested: int  # and without that rounding
+    allocations: int
+    declined: int  # allocations that torch's own allocator served, as the arena had no room
+    made: int  # that came from the driver
+    remapped: int  # that was free in pieces, and was mapped at another address to be in one
+    stream_waits: int  # for what used memory before
+    host_waits: int  # for the same, as memory was about to be mapped elsewhere
+    error: str | None  # of the driver, after which torch's own allocator served all
 
 
 class HostHeap(TypedDict):

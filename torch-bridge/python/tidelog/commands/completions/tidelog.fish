@@ -51,7 +51,7 @@ function _shtab_tidelog_using
 end
 
 set -g _shtab_tidelog_commands run fit completions
-set -g _shtab_tidelog_opts_with_value --blocks --data-path --device --drive --drives --gpu --host-memory --memory --micro-batch --micro-batches --mode --output --parts --policy --pool --pool-size --precision --read --recompute --report --sequence --share --staging --stats --trace --updates --what --write --write-budget
+set -g _shtab_tidelog_opts_with_value --allocator --blocks --data-path --device --drive --drives --gpu --host-memory --memory --micro-batch --micro-batches --mode --output --parts --policy --pool --pool-size --precision --read --recompute --report --sequence --share --staging --stats --trace --updates --what --write --write-budget
 
 complete -c tidelog -e
 complete -c tidelog -f
@@ -71,6 +71,7 @@ complete -c tidelog -n '_shtab_tidelog_using run' -l updates -xka "own lazy earl
 complete -c tidelog -n '_shtab_tidelog_using run' -l recompute -xka "own best" -d 'regions under torch.utils.checkpoint that are recomputed in the backward pass'
 complete -c tidelog -n '_shtab_tidelog_using run' -l blocks -x -d 'for `recompute="best"` where the program has nothing under torch.utils.checkpoint'
 complete -c tidelog -n '_shtab_tidelog_using run' -l parts -xka "whole best" -d 'unit of offloading'
+complete -c tidelog -n '_shtab_tidelog_using run' -l allocator -xka "torch arena" -d 'where a GPU'"'"'s memory for tensors comes from while the block runs'
 complete -c tidelog -n '_shtab_tidelog_using run' -l write-budget -x -d 'what may be written to the SSDs a day'
 complete -c tidelog -n '_shtab_tidelog_using run' -l pool-size -x -d 'size of the pool where Tidelog makes its files; default'
 complete -c tidelog -n '_shtab_tidelog_using run' -l staging -x -d 'buffers that the devices read and write; default'
