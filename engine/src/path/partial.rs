@@ -198,6 +198,7 @@ fn capabilities(inner: &Capabilities, places: &[Option<String>], depth: u32) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::Memory;
     use crate::path::checked::Checked;
     use crate::path::sim::{Fault, SimDisk, SimDisks};
     use crate::path::{Action, Extent, OperationKind};
@@ -232,14 +233,14 @@ mod tests {
         let error = failed.result.unwrap_err();
         assert_eq!((error.device, error.kind), (DeviceIndex(1), OperationKind::Write));
         assert!(error.status.is_removal());
-        let buffer = failed.memory.and_then(|it| it.into_host()).unwrap();
+        let buffer = failed.memory.and_then(Memory::into_host).unwrap();
         let written = run(&mut path, 2, Action::write(buffer, false));
         assert!(written.result.is_ok());
         assert_eq!(disks[1].peek(4096, 4096), [0xAB; 4096]);
         assert_eq!(disks[0].peek(4096, 4096), [0; 4096]);
         // The disk's own failures are told of its place in the pool.
         disks[1].plan_fault(OperationKind::Read, 0, Fault::Errno(libc::EIO));
-        let buffer = written.memory.and_then(|it| it.into_host()).unwrap();
+        let buffer = written.memory.and_then(Memory::into_host).unwrap();
         let failed = run(&mut path, 2, Action::read(buffer));
         assert_eq!(failed.result.unwrap_err().device, DeviceIndex(2));
     }

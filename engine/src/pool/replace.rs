@@ -437,10 +437,9 @@ impl Rebuilding<'_> {
 
     /// Waits while more was written than the rate allows.
     fn keep_rate(&self, begun: Instant, done: u64) {
-        let rate = u128::from(self.options.rate.0);
-        if rate > 0 {
-            let due = Duration::from_nanos((u128::from(done) * 1_000_000_000 / rate) as u64);
-            std::thread::sleep(due.saturating_sub(begun.elapsed()));
+        let nanoseconds = u128::from(done) * 1_000_000_000;
+        if let Some(due) = nanoseconds.checked_div(self.options.rate.0.into()) {
+            std::thread::sleep(Duration::from_nanos(due as u64).saturating_sub(begun.elapsed()));
         }
     }
 }

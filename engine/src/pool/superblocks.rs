@@ -56,9 +56,8 @@ pub(super) fn read<M: LogMedia>(
     let is_missing = |device: u8| missing.contains(DeviceIndex(device));
     let first = (0..geometry.devices as u8).find(|it| !is_missing(*it)).map(of_device);
     let first = first.ok_or("all devices are missing")??;
-    let of_place = |device: u8| match is_missing(device) {
-        true => Ok(first.of_device(device.into())),
-        false => of_device(device),
+    let of_place = |device: u8| {
+        if is_missing(device) { Ok(first.of_device(device.into())) } else { of_device(device) }
     };
     (0..geometry.devices as u8).map(of_place).collect()
 }

@@ -191,7 +191,7 @@ impl Life {
         self.wait_for(IN_FLIGHT - 1)?;
         let there = self.states.last();
         let (mut changes, mut batch) = (DurableChanges::default(), pool.batch());
-        for _ in 0..1 + self.random.below(3) {
+        for _ in 0..=self.random.below(3) {
             let (id, content) = (self.random.below(TENSORS) as u8, self.content());
             if self.random.chance(5) {
                 let is_put = changes.tensors.get(&id).map(Option::is_some);
@@ -405,7 +405,7 @@ impl Life {
         };
         let possible = self.states.possible();
         let mut fitting = possible.iter().filter(is_there);
-        let whole = fitting.find(|state| self.has(pool, state).is_ok());
+        let whole = fitting.find(|state| Self::has(pool, state).is_ok());
         let count = possible.len();
         whole.cloned().ok_or_else(|| {
             format!("none of {count} states is there: tensors {lengths:?}, seals {seals:?}")
@@ -413,7 +413,7 @@ impl Life {
     }
 
     /// Compares every byte with a state.
-    fn has(&self, pool: &Pool, state: &DurableState) -> Check<u64> {
+    fn has(pool: &Pool, state: &DurableState) -> Check<u64> {
         let mut compared = 0;
         let mut compare = |what: String, found: Vec<u8>, content: Content| {
             compared += 1;
@@ -436,7 +436,7 @@ impl Life {
 
     fn compare(&mut self, pool: &Pool) -> Check {
         let state = self.states.last();
-        self.figures.compared += self.has(pool, &state)?;
+        self.figures.compared += Self::has(pool, &state)?;
         if self.missing.is_some() && pool.stats().map_err(text)?.lost > 0 {
             return Err("durable tensors with two copies are called lost".into());
         }

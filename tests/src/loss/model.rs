@@ -16,7 +16,7 @@ pub(super) struct DurableState {
     pub(super) seals: BTreeMap<u8, BTreeMap<u8, Content>>,
 }
 
-/// DurableChanges of one commit.
+/// Changes of one commit.
 #[derive(Clone, Debug, Default)]
 pub(super) struct DurableChanges {
     /// Tensors that are put, or deleted where there is no content.

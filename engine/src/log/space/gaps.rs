@@ -52,7 +52,7 @@ impl Gaps {
         let unit = self.unit_blocks * copies.count();
         let mut start = block;
         while start > 0
-            && (start == limit || start % unit == 0)
+            && (start == limit || start.is_multiple_of(unit))
             && self.is_gap((start - 1) / unit, copies)
         {
             start = (start - 1) / unit * unit;

@@ -98,7 +98,7 @@ fn any_one_device_may_be_missing_and_what_has_two_copies_is_whole() {
 fn a_pool_that_went_on_refuses_the_device_that_comes_back() {
     let disks = mirrored(3);
     let pool = open(&disks);
-    commit(&pool, &[(1, &[1; 90_000])], &[]).unwrap();
+    commit(&pool, &[(1, &vec![1; 90_000])], &[]).unwrap();
     pool.close().unwrap();
     for lost in [1, 2] {
         let disks: Vec<SimDisk> = disks.iter().map(copy_of).collect();
@@ -136,11 +136,11 @@ fn copy_of(disk: &SimDisk) -> SimDisk {
 fn devices_that_went_on_apart_are_never_one_pool_again() {
     let disks = mirrored(2);
     let pool = open(&disks);
-    commit(&pool, &[(1, &[1; 50_000])], &[]).unwrap();
+    commit(&pool, &[(1, &vec![1; 50_000])], &[]).unwrap();
     pool.close().unwrap();
     for disk in &disks {
         let pool = open_degraded(std::slice::from_ref(disk));
-        assert!(get(&pool, 1).unwrap() == [1; 50_000]);
+        assert!(get(&pool, 1).unwrap() == vec![1; 50_000]);
         pool.close().unwrap();
     }
     for options in [quick(), degraded()] {
@@ -153,7 +153,7 @@ fn devices_that_went_on_apart_are_never_one_pool_again() {
 fn a_killed_opening_without_a_device_is_known_by_its_events() {
     let disks = mirrored(2);
     let pool = open(&disks);
-    commit(&pool, &[(1, &[1; 50_000])], &[]).unwrap();
+    commit(&pool, &[(1, &vec![1; 50_000])], &[]).unwrap();
     pool.close().unwrap();
     for nth in 0..12 {
         let disks: Vec<SimDisk> = disks.iter().map(copy_of).collect();
@@ -168,7 +168,7 @@ fn a_killed_opening_without_a_device_is_known_by_its_events() {
             Ok(pool) => {
                 // Until the opening is confirmed nothing was written without the other one.
                 assert!(nth < 4, "the device was used without the other one: {nth}");
-                assert!(get(&pool, 1).unwrap() == [1; 50_000]);
+                assert!(get(&pool, 1).unwrap() == vec![1; 50_000]);
             }
             Err(OpenError::Stale { .. } | OpenError::OlderCopy { .. }) => (),
             Err(error) => panic!("{nth}: {error}"),
@@ -234,12 +234,12 @@ fn more_than_one_device_and_pools_of_single_copies_are_refused() {
 fn reading_a_degraded_pool_only_writes_nothing() {
     let disks = mirrored(3);
     let pool = open(&disks);
-    commit(&pool, &[(1, &[3; 70_000])], &[]).unwrap();
+    commit(&pool, &[(1, &vec![3; 70_000])], &[]).unwrap();
     pool.close().unwrap();
     let left = without(&disks, 1);
     let before: Vec<Superblock> = left.iter().map(superblock).collect();
     let pool = Pool::open(&left, &OpenOptions { read_only: true, ..degraded() }).unwrap();
-    assert!(get(&pool, 1).unwrap() == [3; 70_000]);
+    assert!(get(&pool, 1).unwrap() == vec![3; 70_000]);
     pool.close().unwrap();
     assert!(left.iter().map(superblock).eq(before));
     open(&disks).close().unwrap();
