@@ -85,6 +85,7 @@ test-rust: setup ## The engine, the planner and the C ABI
 # other features, so that most would be built twice.
 sim: build ## The log against its model: SEEDS seeds of work, faults and power cuts
 	target/release/tidelog-sim --seeds $(SEEDS)
+	target/release/tidelog-sim --losses $(SEEDS)
 
 faults: setup ## Devices that shrink, refuse writes, go or fill up under load (a part of test-rust)
 	cargo test -q -p tidelog-tests --test faults

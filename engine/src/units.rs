@@ -94,6 +94,32 @@ impl DeviceSet {
         Self(self.0 & other.0)
     }
 
+    /// The devices of this set that are not in the other.
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// Returns whether no device is in the set.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Returns the number of devices.
+    pub const fn len(self) -> usize {
+        self.0.count_ones() as usize
+    }
+
+    /// Returns the set as bits, of which the lowest is device 0's.
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// Makes the set that these bits are, of which the lowest is device 0's.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
     /// The devices, in order.
     pub fn iter(self) -> impl Iterator<Item = DeviceIndex> {
         (0..64).map(DeviceIndex).filter(move |device| self.contains(*device))
@@ -117,7 +143,11 @@ mod tests {
         assert!(!set(&[0, 63]).contains(DeviceIndex(1)));
         assert_eq!(set(&[5, 1]).union(set(&[1, 7])), set(&[1, 5, 7]));
         assert_eq!(set(&[5, 1]).intersection(set(&[1, 7])), set(&[1]));
+        assert_eq!(set(&[5, 1]).without(set(&[1, 7])), set(&[5]));
         assert_eq!(set(&[]), DeviceSet::default());
+        assert!(set(&[]).is_empty() && !set(&[0]).is_empty());
+        assert_eq!((set(&[0, 5, 63]).len(), set(&[0, 5]).bits()), (3, 0b10_0001));
+        assert_eq!(DeviceSet::from_bits(set(&[0, 63]).bits()), set(&[0, 63]));
     }
 
     #[test]

@@ -1,4 +1,5 @@
 //! Tests of the engine: a reference model, seeded scripts of work and faults, and their replay;
+//! lives in which devices are lost and replaced;
 //! load on real files and devices of this machine; many threads at once; what must be so on every
 //! data path, and on spdk alone; callers of the C ABI; and what fuzzing runs.
 
@@ -7,6 +8,7 @@ pub mod conformance;
 pub mod fixture;
 pub mod fuzzing;
 pub mod load;
+pub mod loss;
 pub mod machine;
 pub mod peer;
 pub mod power;

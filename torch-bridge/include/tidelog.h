@@ -299,6 +299,12 @@ typedef struct tide_pool_options {
    * system cannot reserve, which takes as long as it takes to write them.
    */
   uint64_t sparse;
+  /**
+   * Non-zero opens a pool of which one device is missing, if it may have tensors with two
+   * copies: those are whole, and the pool goes on without the device, which is stale from then
+   * on. Otherwise that is an error which says what is missing.
+   */
+  uint64_t degraded;
 } tide_pool_options;
 
 /**

@@ -10,7 +10,7 @@ use super::owner::OwnerOnMedia;
 use super::superblock::{ShareOnMedia, SuperblockOnMedia};
 use super::unfinished::UnfinishedOnMedia;
 use super::*;
-use crate::units::ByteCount;
+use crate::units::{ByteCount, DeviceSet};
 
 /// The fields of a structure: where each starts, and its name.
 macro_rules! fields {
@@ -29,7 +29,7 @@ fn the_document_shows_every_structure_as_it_is() {
     let structures = [
         fields!(SuperblockOnMedia: magic, version, checksum, generation, features, pool, device,
             devices, device_bytes, stripe_unit, segment_bytes, data_offset, slot_bytes, segments,
-            shares, formatted_at, depth, copies, reserved, share_table, tail),
+            shares, formatted_at, depth, copies, missing, reserved, share_table, tail),
         fields!(ShareOnMedia: metadata_offset, metadata_bytes, first_segment, segments, reserved),
         fields!(UnfinishedOnMedia: magic, checksum, unused, pool, reserved),
         fields!(HolderOnMedia: magic, checksum, share, pool, process, command_bytes, since, command,
@@ -78,6 +78,7 @@ fn fixture_superblock() -> Superblock {
         seals: false,
         block_checksums: false,
         copies: None,
+        missing: DeviceSet::default(),
     }
 }
 

@@ -7,6 +7,7 @@ use super::blocks::BlockFormat;
 use super::endian::{U32, U64, U128};
 use super::geometry::{Geometry, GeometryError};
 use super::{BLOCK_BYTES, Copies, SHARES_MAX, checksum_of, is_zero};
+use crate::units::DeviceSet;
 
 /// The first eight bytes of a superblock.
 pub const MAGIC: [u8; 8] = *b"TIDELOG\0";
@@ -30,12 +31,16 @@ const BLOCK_CHECKSUMS: u64 = 1 << 4;
 /// Tensors may have two copies.
 const COPIES: u64 = 1 << 5;
 
+/// The pool has gone on without a device, which must not be used as it was.
+const DEGRADED: u64 = 1 << 6;
+
 /// Feature bits that a reader must know, by bit and name.
 const FEATURES: &[(u64, &str)] = &[
     (INDEX_IN_SEGMENTS, "index-in-segments"),
     (SEALS, "seals"),
     (BLOCK_CHECKSUMS, "block-checksums"),
     (COPIES, "copies"),
+    (DEGRADED, "degraded"),
 ];
 
 /// Names for features that later versions may set, so that a refusal says more than a number.
@@ -75,7 +80,8 @@ pub(super) struct SuperblockOnMedia {
     pub(super) formatted_at: U64,
     pub(super) depth: U32,
     pub(super) copies: U32,
-    pub(super) reserved: [u8; 136],
+    pub(super) missing: U64,
+    pub(super) reserved: [u8; 128],
     pub(super) share_table: [ShareOnMedia; SHARES_MAX as usize],
     pub(super) tail: [u8; 1792],
 }
@@ -111,6 +117,9 @@ pub struct Superblock {
     /// Number of copies of durable tensors whose put does not say, if tensors may have two (feature
     /// bit 5). Older software does not know them and refuses the pool.
     pub copies: Option<Copies>,
+    /// The devices without which the pool has gone on (feature bit 6). One of them that says so of
+    /// itself is a replacement that is not complete yet. Older software refuses the pool.
+    pub missing: DeviceSet,
 }
 
 /// The reason why a block is not a superblock that this version can use.
@@ -248,10 +257,12 @@ impl Superblock {
         let features = bit(self.index_in_segments, INDEX_IN_SEGMENTS)
             | bit(self.seals, SEALS)
             | bit(self.block_checksums, BLOCK_CHECKSUMS)
-            | bit(self.copies.is_some(), COPIES);
+            | bit(self.copies.is_some(), COPIES)
+            | bit(!self.missing.is_empty(), DEGRADED);
         block.features = features.into();
         // One is zero, as where older software has reserved bytes.
         block.copies = (self.default_copies().count() - 1).into();
+        block.missing = self.missing.bits().into();
         for (place, share) in block.share_table.iter_mut().zip(share_table(geometry)) {
             *place = share;
         }
@@ -310,6 +321,17 @@ impl Superblock {
             (true, _) => return Err(GeometryError::Contradiction("more copies than two").into()),
         };
         geometry.check_copies(copies.unwrap_or(Copies::One))?;
+        let missing = match (block.features.get() & DEGRADED != 0, block.missing.get()) {
+            (false, _) => DeviceSet::default(),
+            (true, bits) if bits != 0 && bits.checked_shr(geometry.devices).unwrap_or(0) == 0 => {
+                DeviceSet::from_bits(bits)
+            }
+            (true, _) => {
+                return Err(
+                    GeometryError::Contradiction("missing devices that it cannot have").into()
+                );
+            }
+        };
         Ok(Self {
             generation: block.generation.get(),
             pool: block.pool.get(),
@@ -321,7 +343,14 @@ impl Superblock {
             seals: block.features.get() & SEALS != 0,
             block_checksums: block.features.get() & BLOCK_CHECKSUMS != 0,
             copies,
+            missing,
         })
+    }
+
+    /// Returns the superblock that another device of the pool has.
+    #[must_use]
+    pub fn of_device(&self, device: u32) -> Self {
+        Self { device, ..*self }
     }
 }
 
@@ -407,6 +436,7 @@ mod tests {
             seals: false,
             block_checksums: false,
             copies: None,
+            missing: DeviceSet::default(),
         }
     }
 
@@ -447,6 +477,23 @@ mod tests {
         assert_eq!(Superblock::decode(&reserved), Ok(superblock()), "no feature, no copies");
         let bad = resealed(|block| (block.features, block.copies) = (COPIES.into(), 2.into()));
         assert!(matches!(Superblock::decode(&bad), Err(SuperblockError::Geometry(_))));
+    }
+
+    #[test]
+    fn devices_that_are_missing_are_a_feature_that_older_software_does_not_know() {
+        let missing = DeviceSet::from_bits(0b10);
+        let degraded = Superblock { missing, ..superblock() };
+        assert_eq!(degraded.encode()[24..32], 64_u64.to_le_bytes());
+        assert_eq!(degraded.encode()[120..128], 2_u64.to_le_bytes());
+        assert_eq!(Superblock::decode(&degraded.encode()), Ok(degraded));
+        let reserved = resealed(|block| block.missing = 2.into());
+        assert_eq!(Superblock::decode(&reserved), Ok(superblock()), "no feature, none missing");
+        for bits in [0, 0b100, u64::MAX] {
+            let bad = resealed(|block| {
+                (block.features, block.missing) = (DEGRADED.into(), bits.into());
+            });
+            assert!(matches!(Superblock::decode(&bad), Err(SuperblockError::Geometry(_))));
+        }
     }
 
     #[test]

@@ -59,6 +59,10 @@ pub struct LogPlace {
     pub devices: u8,
     /// The one copy to read, as if there were no other.
     pub only: Option<u8>,
+    /// Devices of which nothing is read.
+    pub missing: DeviceSet,
+    /// Devices of these to which nothing is written, because they are not there.
+    pub absent: DeviceSet,
 }
 
 impl LogPlace {
@@ -66,7 +70,8 @@ impl LogPlace {
     pub fn new(pool: u128, share: u32, geometry: &Geometry, format: BlockFormat) -> Option<Self> {
         let (area, stripes) = (geometry.share(share)?, StripeMap::new(geometry));
         let (devices, only) = (geometry.metadata_devices(), None);
-        Some(Self { pool, share, area, stripes, format, devices, only })
+        let (missing, absent) = (DeviceSet::default(), DeviceSet::default());
+        Some(Self { pool, share, area, stripes, format, devices, only, missing, absent })
     }
 
     /// Returns the metadata's place for a share of the pool that has this superblock.
@@ -75,9 +80,17 @@ impl LogPlace {
         Self::new(*pool, share, geometry, superblock.block_format())
     }
 
+    /// Reads nothing of the devices that are `missing`, of which the `absent` ones are not there.
+    #[must_use]
+    pub const fn without(self, missing: DeviceSet, absent: DeviceSet) -> Self {
+        Self { missing, absent, stripes: self.stripes.without(missing), ..self }
+    }
+
     /// The copies to look at, each named by the device on which it begins.
-    pub fn copies(&self) -> Range<u8> {
-        self.only.map_or(0..self.devices, |copy| copy..copy + 1)
+    pub fn copies(&self) -> impl Iterator<Item = u8> + Clone + use<> {
+        let Self { missing, .. } = *self;
+        let all = self.only.map_or(0..self.devices, |copy| copy..copy + 1);
+        all.filter(move |copy| !missing.contains(DeviceIndex(*copy)))
     }
 
     /// The room that a checkpoint of this share can have.
@@ -183,7 +196,7 @@ pub struct Append {
     pub end: LogEnd,
 }
 
-/// Write of identical bytes to several devices.
+/// Write of identical bytes to several devices, of which those that are missing get none.
 #[derive(Clone, Debug)]
 pub struct MetaWrite {
     /// The devices.
@@ -358,6 +371,11 @@ impl ChangeLog {
         let used = append.checkpoint.map_or(0, |(_, used)| used);
         self.write(media, append)?;
         Ok(used)
+    }
+
+    /// Devices that get nothing, because they are not there.
+    pub fn absent(&self) -> DeviceSet {
+        self.place.absent
     }
 
     /// The devices that carry the metadata.

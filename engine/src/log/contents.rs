@@ -37,6 +37,7 @@ use spares::SpareVersions;
 use super::index_room::IndexRoom;
 use super::recovered::RecoveredIndex;
 use super::space::{AllocationReach, Durability, Full, Space, SpaceUse};
+use super::stripe::StripeMap;
 use super::version::{BeginError, PutRequest, RemoveError, Reservation, Version};
 use crate::layout::{HeldVersion, Run, Runs, TensorEntry, TensorId, TensorKey};
 
@@ -355,6 +356,15 @@ impl Contents {
     /// Durable versions, in no order.
     pub fn durable(&self) -> impl Iterator<Item = &Arc<Version>> {
         self.current.iter().filter(|version| version.durability == Durability::Durable)
+    }
+
+    /// Versions that are to be kept and have a part on a missing device alone: the durable ones
+    /// that stand, and those that seals hold besides.
+    pub fn lost(&self, stripes: &StripeMap) -> impl Iterator<Item = &Arc<Version>> {
+        let held = self.held_alone().filter_map(|number| self.held(number));
+        let (is_any, stripes) = (stripes.gaps().is_some(), *stripes);
+        let kept = self.durable().chain(held).take_while(move |_| is_any);
+        kept.filter(move |version| stripes.are_lost(&version.entry.runs))
     }
 
     /// Returns whether anything that the index on the media has, or will have, lies in two copies.

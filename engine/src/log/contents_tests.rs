@@ -6,6 +6,7 @@ use crate::layout::{BLOCK_BYTES, Copies, Geometry, LifetimeClass, ShareArea, Slo
 use crate::log::change_log::LogPlace;
 use crate::log::space::{Lane, Wanted};
 use crate::log::stripe::StripeMap;
+use crate::units::DeviceSet;
 
 const ID: TensorId = TensorId(7);
 
@@ -15,7 +16,9 @@ fn contents(segments: u32) -> Contents {
     let area = ShareArea { first_segment: 0, segments, slots: [slot; 2] };
     let format = crate::layout::BlockFormat::Checked;
     let (stripes, only) = (stripes(), None);
-    let place = LogPlace { pool: 1, share: 0, area, stripes, format, devices: 1, only };
+    let (missing, absent) = (DeviceSet::default(), DeviceSet::default());
+    let place =
+        LogPlace { pool: 1, share: 0, area, stripes, format, devices: 1, only, missing, absent };
     let room = IndexRoom::new(&place, [Vec::new(), Vec::new()], true);
     Contents::recovered(Space::new(&area, 4), room, RecoveredIndex::default())
 }

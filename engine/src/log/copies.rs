@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use super::change_log::{LogMedia, LogPlace};
 use crate::layout::{BLOCK_BYTES, BlockFormat, Checkpoint, CheckpointClaim};
+use crate::units::DeviceIndex;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
@@ -207,7 +208,10 @@ impl CheckpointRead {
             let read = read_blocks(media, device, offset, bytes);
             let blocks = read.unread.iter().flat_map(Unread::blocks);
             lacking.extend(blocks.map(|at| first + ((at - offset) / BLOCK_BYTES) as usize));
-            self.unread.extend(read.unread);
+            // Nobody hopes for what a missing device has: it was on all devices, or never counted.
+            if !place.missing.contains(DeviceIndex(device)) {
+                self.unread.extend(read.unread);
+            }
             if self.bytes.is_empty() {
                 self.bytes = read.bytes;
             } else {

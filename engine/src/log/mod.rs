@@ -26,7 +26,9 @@ pub use index_room::{CheckpointRoom, IndexRoom, IndexUse};
 pub use lost::LostCommits;
 pub use recovered::RecoveredIndex;
 pub use recovery::{EPOCHS_END, Recovered, RecoveryError, recover, recover_rest};
-pub use space::{AllocationReach, Durability, Full, LANES, Lane, Space, SpaceUse, Victim, Wanted};
+pub use space::{
+    AllocationReach, Durability, Full, Gaps, LANES, Lane, Space, SpaceUse, Victim, Wanted,
+};
 pub use stripe::{Placement, StripeMap};
 pub use version::{
     BeginError, OwnChange, PutRequest, RemoveError, Reservation, ReservationKey, Version,

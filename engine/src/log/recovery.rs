@@ -212,7 +212,7 @@ impl<'a, M: LogMedia> Reader<'a, M> {
         let is_next = self.next(end);
         let torn = log.begun(read.position as usize, is_next);
         unread.extend([log.unread, other.unread].into_iter().flatten());
-        let all_copies = copies == place.copies().len() && passed_over.is_empty();
+        let all_copies = copies == place.copies().count() && passed_over.is_empty();
         let settled = end.sequence == 0
             && all_copies
             && unread.is_empty()
@@ -285,7 +285,7 @@ impl<'a, M: LogMedia> Reader<'a, M> {
             }
         }
         let Some(newest) = newest else {
-            let (share, devices) = (self.place.share, self.place.copies().len() as u8);
+            let (share, devices) = (self.place.share, self.place.copies().count() as u8);
             let unread = unread.into_iter().next();
             return Err(RecoveryError::NoCheckpoint { share, devices, unread });
         };

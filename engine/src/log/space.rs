@@ -11,11 +11,13 @@
 
 mod audit;
 mod discard;
+mod gaps;
 mod index;
 mod lane;
 mod resume;
 mod victim;
 
+pub use gaps::Gaps;
 pub use lane::{Durability, LANES, Lane};
 pub use victim::{Victim, Wanted};
 
@@ -30,7 +32,8 @@ const SEGMENTS_FOR_RESERVE: u32 = 8;
 /// Number of segments from which a second segment of reserve is cheap.
 const SEGMENTS_FOR_SECOND: u32 = 32;
 
-/// Use of a share's space. Live, dead, free, reserved and index always sum to the capacity.
+/// Use of a share's space. Live, dead, free, reserved, index and missing always sum to the
+/// capacity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpaceUse {
     /// Capacity of the share.
@@ -49,6 +52,8 @@ pub struct SpaceUse {
     pub reserved: ByteCount,
     /// Segments that hold what checkpoints of the index have no room for in their places.
     pub index: ByteCount,
+    /// The part of free segments, and of what is left of the open ones, that a missing device has.
+    pub missing: ByteCount,
 }
 
 /// No space for an allocation; nothing was changed.
@@ -151,6 +156,8 @@ pub struct Space {
     handed_out: u64,
     /// True if tensors are kept apart by lifetime.
     lifetime_lanes: bool,
+    /// The places that nothing new is put to, where a device is missing.
+    gaps: Option<Gaps>,
 }
 
 impl Space {
@@ -178,7 +185,14 @@ impl Space {
             victim: None,
             handed_out: 0,
             lifetime_lanes: true,
+            gaps: None,
         }
+    }
+
+    /// Keeps what is put from now on clear of a device that is missing.
+    #[must_use]
+    pub fn with_gaps(self, gaps: Option<Gaps>) -> Self {
+        Self { gaps, ..self }
     }
 
     /// Merges the lanes into one for each durability, whatever lifetimes are hinted.
@@ -288,22 +302,31 @@ impl Space {
 
     /// Returns the use of the space.
     pub fn space_use(&self) -> SpaceUse {
-        let open_room: u64 = self.open.iter().flatten().map(|&index| self.room(index)).sum();
+        let open = || self.open.iter().flatten();
+        let open_room: u64 = open().map(|&index| self.room(index)).sum();
+        let left =
+            |&index: &u32| u64::from(self.segment_blocks - self.segments[index as usize].filled);
+        let open_left: u64 = open().map(left).sum();
         let capacity = self.segments.len() as u64 * u64::from(self.segment_blocks);
         let unused = self.segments.iter().filter(|segment| segment.is_unused()).count() as u64;
-        let free = unused * u64::from(self.segment_blocks) + open_room;
-        let kept = unused.min(u64::from(self.reserve)) * u64::from(self.segment_blocks);
+        // Of those that may have more.
+        let usable = Copies::ALL.map(|copies| self.usable(copies));
+        let usable = usable.into_iter().max().map_or(0, u64::from);
+        let free = unused * usable + open_room;
+        let missing = unused * (u64::from(self.segment_blocks) - usable) + open_left - open_room;
+        let kept = unused.min(u64::from(self.reserve)) * usable;
         let index = u64::from(self.index_segments) * u64::from(self.segment_blocks);
         let bytes = |blocks: u64| ByteCount(blocks * BLOCK_BYTES);
         SpaceUse {
             capacity: bytes(capacity),
             live: bytes(self.live),
             sealed: ByteCount(0),
-            dead: bytes(capacity - self.live - self.reserved - index - free),
+            dead: bytes(capacity - self.live - self.reserved - index - free - missing),
             free: bytes(free),
             reclaim_reserve: bytes(kept),
             reserved: bytes(self.reserved),
             index: bytes(index),
+            missing: bytes(missing),
         }
     }
 
@@ -311,7 +334,33 @@ impl Space {
     /// missing.
     fn fill(&mut self, lane: Lane, missing: u64, runs: &mut Runs) -> u64 {
         let Some(index) = self.open[lane.index()] else { return missing };
-        let blocks = missing.min(self.room(index)) as u32;
+        let Some(gaps) = self.gaps else {
+            return self.hand_out((lane, index), self.segment_blocks, missing, runs);
+        };
+        let (mut missing, limit) = (missing, self.segment_blocks);
+        while missing > 0 && self.room(index) > 0 {
+            let stretch = gaps.stretch(self.segments[index as usize].filled, limit, lane.copies);
+            self.segments[index as usize].filled = stretch.start;
+            missing = self.hand_out((lane, index), stretch.end, missing, runs);
+        }
+        if self.room(index) == 0 && self.open[lane.index()] == Some(index) {
+            // A gap is all that is left.
+            self.segments[index as usize].filled = limit;
+            self.seal(lane, index);
+        }
+        missing
+    }
+
+    /// Hands out up to `missing` blocks of an open segment that end before `end`; returns how many
+    /// are still missing.
+    fn hand_out(
+        &mut self,
+        (lane, index): (Lane, u32),
+        end: u32,
+        missing: u64,
+        runs: &mut Runs,
+    ) -> u64 {
+        let blocks = missing.min((end - self.segments[index as usize].filled).into()) as u32;
         let (first, limit) = (self.first_segment, self.segment_blocks);
         let segment = &mut self.segments[index as usize];
         if blocks > 0 {
@@ -324,11 +373,16 @@ impl Space {
             segment.filled_at = self.handed_out;
         }
         if segment.filled == limit {
-            segment.state = State::Sealed(lane);
-            self.open[lane.index()] = None;
-            self.filled_last[lane.index()] = Some(index);
+            self.seal(lane, index);
         }
         missing - u64::from(blocks)
+    }
+
+    /// A lane has filled its open segment.
+    fn seal(&mut self, lane: Lane, index: u32) {
+        self.segments[index as usize].state = State::Sealed(lane);
+        self.open[lane.index()] = None;
+        self.filled_last[lane.index()] = Some(index);
     }
 
     /// Returns whether any segment has two copies of what lies in it.
@@ -349,7 +403,7 @@ impl Space {
         let lanes = if reach == AllocationReach::Lane { 1 } else { CLASSES };
         let open = lane.family().take(lanes).filter_map(|lane| self.open[lane.index()]);
         let rooms: u64 = open.map(|index| self.room(index)).sum();
-        self.free_within(reach) as u64 * u64::from(self.segment_blocks) + rooms
+        self.free_within(reach) as u64 * u64::from(self.usable(lane.copies)) + rooms
     }
 
     /// Free segments that an allocation can have.
@@ -358,8 +412,21 @@ impl Space {
         self.free.len().saturating_sub(kept as usize)
     }
 
+    /// Blocks of an open segment that can still be handed out.
     fn room(&self, index: u32) -> u64 {
-        u64::from(self.segment_blocks - self.segments[index as usize].filled)
+        let Segment { filled, state, .. } = &self.segments[index as usize];
+        match (self.gaps, state) {
+            (Some(gaps), State::Open(lane) | State::Sealed(lane)) => {
+                gaps.room(*filled, self.segment_blocks, lane.copies).into()
+            }
+            _ => u64::from(self.segment_blocks - filled),
+        }
+    }
+
+    /// Blocks of a free segment that tensors with these copies can have.
+    fn usable(&self, copies: Copies) -> u32 {
+        let all = self.segment_blocks;
+        self.gaps.map_or(all, |gaps| gaps.room(0, all, copies))
     }
 
     fn segment(&mut self, run: &Run) -> &mut Segment {
@@ -379,7 +446,13 @@ impl Space {
         if open.is_some_and(|open| open != index) {
             return;
         }
-        while let Some(start) = segment.unused.remove(&segment.filled) {
+        let (gaps, limit) = (self.gaps, self.segment_blocks);
+        let edge = |filled: u32| gaps.map_or(filled, |it| it.before(filled, limit, lane.copies));
+        while let Some(start) = segment
+            .unused
+            .remove(&segment.filled)
+            .or_else(|| segment.unused.remove(&edge(segment.filled)))
+        {
             segment.filled = start;
             segment.state = State::Open(lane);
             *open = Some(index);

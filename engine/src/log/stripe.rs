@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use crate::layout::{BLOCK_BYTES, Copies, Geometry, Run};
+use super::space::Gaps;
+use crate::layout::{BLOCK_BYTES, Copies, Geometry, Run, Runs};
 use crate::units::{DeviceIndex, DeviceSet};
 
 /// One piece of a tensor: contiguous on one device, within one stripe unit.
@@ -27,6 +28,8 @@ pub struct StripeMap {
     unit_blocks: u64,
     segment_bytes: u64,
     data_offset: u64,
+    /// Devices of which copies are left out.
+    missing: DeviceSet,
 }
 
 impl StripeMap {
@@ -37,7 +40,28 @@ impl StripeMap {
             unit_blocks: geometry.stripe_unit / BLOCK_BYTES,
             segment_bytes: geometry.segment_bytes,
             data_offset: geometry.data_offset,
+            missing: DeviceSet::default(),
         }
+    }
+
+    /// Leaves out the copies on these devices: what has another one is there alone. What has one
+    /// copy stays where it is, and cannot be had.
+    #[must_use]
+    pub const fn without(self, missing: DeviceSet) -> Self {
+        Self { missing, ..self }
+    }
+
+    /// Returns whether a part of these runs has no copy but on a device that is missing.
+    pub fn are_lost(&self, runs: &[Run]) -> bool {
+        let is_single = |run: &&Run| run.copies == Copies::One;
+        let single: Runs = runs.iter().filter(is_single).copied().collect();
+        !self.devices_of(&single).intersection(self.missing).is_empty()
+    }
+
+    /// Returns the gaps that a missing device leaves in segments.
+    pub fn gaps(&self) -> Option<Gaps> {
+        let missing = self.missing.iter().next()?;
+        Some(Gaps::new(self.devices as u32, self.unit_blocks as u32, missing.0))
     }
 
     /// The pieces of a tensor of `length` bytes that lies in `runs`, in tensor order.
@@ -55,7 +79,10 @@ impl StripeMap {
         parts.map(move |(copies, (device, device_offset), bytes)| {
             let bytes = bytes.min(length - tensor_offset);
             let length = bytes as u32;
-            let mirror = (copies == Copies::Two).then(|| map.mirror(device, device_offset));
+            let (device, device_offset, mirror) = match copies {
+                Copies::One => (device, device_offset, None),
+                Copies::Two => map.present(device, device_offset),
+            };
             let placement = Placement { device, device_offset, mirror, tensor_offset, length };
             tensor_offset += bytes;
             placement
@@ -146,6 +173,18 @@ impl StripeMap {
         let offset =
             self.data_offset + u64::from(segment) * self.segment_bytes + within * BLOCK_BYTES;
         ((unit % self.devices) as u8, offset)
+    }
+
+    /// Device and byte of the first of two copies that are not missing, and of the second if that
+    /// is there, too.
+    fn present(&self, device: u8, offset: u64) -> (u8, u64, Option<(u8, u64)>) {
+        let mirror = self.mirror(device, offset);
+        let is_missing = |device| self.missing.contains(DeviceIndex(device));
+        match (is_missing(device), is_missing(mirror.0)) {
+            (true, false) => (mirror.0, mirror.1, None),
+            (false, true) => (device, offset, None),
+            _ => (device, offset, Some(mirror)),
+        }
     }
 
     /// Device and byte of the second copy of what lies there: on the next device, in the next row.

@@ -117,6 +117,11 @@ pub trait MemberDevice: Any + Send {
     /// Returns whether the member device is a block device, and no regular file.
     fn is_block_device(&self) -> bool;
 
+    /// Returns whether the member only stands for a device that is missing: all I/O fails.
+    fn is_absent(&self) -> bool {
+        false
+    }
+
     /// Returns whether other hosts can reach it, too.
     fn is_remote(&self) -> bool {
         false

@@ -33,6 +33,7 @@ pub mod member;
 mod numa;
 pub mod nvme;
 mod operation;
+mod partial;
 pub mod posix;
 mod priority;
 mod shares;
@@ -63,6 +64,7 @@ pub use operation::{
     Action, Completion, DeviceError, Extent, Operation, OperationKind, PlacementHandle, Refusal,
     Refused, Status,
 };
+pub use partial::PartialProvider;
 pub use priority::{IoPriority, PriorityClass};
 pub use uring::SubmissionThread;
 pub use waker::Waker;

@@ -50,10 +50,11 @@ impl Pool {
         let mut announced = self.0.announced.lock().unwrap_or_else(PoisonError::into_inner);
         let all = announced.or(features);
         if all != *announced {
-            let media = MetadataIo { reactor, written: &self.0.shared.written.metadata };
-            let PoolDescription { pool, geometry, .. } = &self.0.description;
+            let PoolDescription { pool, geometry, missing, .. } = &self.0.description;
+            let (written, missing) = (&self.0.shared.written.metadata, *missing);
+            let media = MetadataIo { reactor, written, missing };
             // Those who own other shares may have written them since this one was opened.
-            let now = superblocks::read(&media, *pool, geometry)?;
+            let now = superblocks::read(&media, *pool, geometry, missing)?;
             superblocks::rewrite(&media, &now, |superblock| features.set(superblock))
                 .map_err(|error| error.to_string())?;
             *announced = all;

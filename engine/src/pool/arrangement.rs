@@ -5,12 +5,13 @@
 //! of openings says which pool it is of, and the places that are taken which device it is not. If
 //! that leaves two orders of the devices, the tensors that lie on them speak for one.
 
+use super::absent::AbsentMember;
 use super::device_order;
 use super::error::OpenError;
 use super::members::{Member, Members};
 use super::superblock_copies::{DamagedCopy, SuperblockClaim, known_geometries};
 use crate::layout::Superblock;
-use crate::units::ByteCount;
+use crate::units::{ByteCount, DeviceIndex, DeviceSet};
 
 /// A member whose place in its pool is known.
 pub(super) struct PlacedMember {
@@ -24,29 +25,119 @@ pub(super) struct PlacedMember {
 /// A copy of a superblock that is to be written again, and the place of its device.
 pub(super) type Damaged = (u8, DamagedCopy);
 
+/// The devices of a pool in stripe order, with a stand-in for each that is missing.
+pub(super) struct Arranged {
+    pub(super) members: Members,
+    /// Superblock of each; that of a missing one as the others have it.
+    pub(super) superblocks: Vec<Superblock>,
+    pub(super) damaged: Vec<Damaged>,
+    /// Devices of which nothing is read: those that are missing, and those that are being replaced.
+    pub(super) missing: DeviceSet,
+}
+
 /// Puts the devices into stripe order; they must be one whole pool.
-pub(super) fn arrange(
+pub(super) fn arrange(members: Vec<Member>) -> Result<Arranged, OpenError> {
+    arrange_those(members, &[], Completeness::Whole)
+}
+
+/// Requirement on the devices of a pool: which of them must be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Completeness {
+    /// Every device is there, and none is to be replaced.
+    Whole,
+    /// One may be missing.
+    Degraded,
+    /// A replacement that is being made is among them.
+    Rebuilding,
+}
+
+/// Puts the devices into stripe order. These names stood for nothing, and may have been of what is
+/// missing.
+pub(super) fn arrange_those(
     members: Vec<Member>,
-) -> Result<(Members, Vec<Superblock>, Vec<Damaged>), OpenError> {
+    unopened: &[String],
+    completeness: Completeness,
+) -> Result<Arranged, OpenError> {
     let places = place(members)?;
-    let expected = places.first().map_or(0, |it| it.superblock.geometry.devices);
-    if places.len() as u32 != expected {
-        let missing: Vec<String> = (0..expected)
-            .filter(|device| places.iter().all(|other| other.superblock.device != *device))
-            .map(|device| device.to_string())
-            .collect();
-        return Err(OpenError::NotOnePool(format!(
-            "the pool has {expected} devices; device {} is missing",
-            missing.join(", ")
-        )));
+    let newest = places.iter().map(|it| &it.superblock).max_by_key(|it| it.generation);
+    let Some(newest) = newest.copied() else { return Err(OpenError::Devices(0)) };
+    let geometry = &newest.geometry;
+    // Those that say it are of one generation, unless a process ended between two of them.
+    let gone_on_without = places.iter().map(|it| &it.superblock);
+    let gone_on_without = gone_on_without.filter(|it| it.generation == newest.generation);
+    let gone_on_without =
+        gone_on_without.fold(DeviceSet::default(), |all, it| all.union(it.missing));
+    let has = |device: u8| places.iter().any(|it| it.superblock.device == u32::from(device));
+    let absent = (0..geometry.devices as u8).filter(|it| !has(*it)).map(DeviceIndex);
+    let missing: DeviceSet = absent.collect();
+    refuse_stale(&places, gone_on_without, completeness)?;
+    let names = || places.iter().map(|it| it.member.name()).collect::<Vec<_>>().join(", ");
+    match missing.len() {
+        0 => (),
+        _ if newest.copies.is_none() => {
+            let (list, devices) = (listed(missing), geometry.devices);
+            let why = match completeness {
+                Completeness::Whole => "",
+                _ => ", and its tensors have one copy each: nothing of them can be had without it",
+            };
+            return Err(OpenError::NotOnePool(format!(
+                "the pool has {devices} devices; device {list} is missing{why}"
+            )));
+        }
+        1 if completeness == Completeness::Degraded => (),
+        count => {
+            return Err(OpenError::Missing {
+                places: listed(missing),
+                count,
+                devices: geometry.devices,
+                present: names(),
+                unopened: unopened.join(", "),
+            });
+        }
     }
     let (mut members, mut superblocks, mut damaged) = (Vec::new(), Vec::new(), Vec::new());
-    for PlacedMember { member, superblock, damaged: copies } in places {
+    let mut places = places.into_iter().peekable();
+    for device in 0..geometry.devices {
+        let next = places.next_if(|it| it.superblock.device == device);
+        let Some(PlacedMember { member, superblock, damaged: copies }) = next else {
+            let given = unopened.first().map(String::as_str);
+            let size = ByteCount(geometry.device_bytes);
+            members.push(Member::absent(AbsentMember::new(device, given, size)));
+            superblocks.push(newest.of_device(device));
+            continue;
+        };
         damaged.extend(copies.into_iter().map(|copy| (superblock.device as u8, copy)));
         superblocks.push(superblock);
         members.push(member);
     }
-    Ok((Members::new(members), superblocks, damaged))
+    let missing = missing.union(gone_on_without);
+    Ok(Arranged { members: Members::new(members), superblocks, damaged, missing })
+}
+
+/// Refuses devices without which the pool has gone on. One that says so of itself is a replacement
+/// that was begun.
+fn refuse_stale(
+    places: &[PlacedMember],
+    gone_on_without: DeviceSet,
+    completeness: Completeness,
+) -> Result<(), OpenError> {
+    let is_without =
+        |it: &&PlacedMember| gone_on_without.contains(DeviceIndex(it.superblock.device as u8));
+    for PlacedMember { member, superblock, .. } in places.iter().filter(is_without) {
+        let (device, place) = (member.name(), superblock.device);
+        let is_begun = superblock.missing.contains(DeviceIndex(place as u8));
+        match (is_begun, completeness) {
+            (false, _) => return Err(OpenError::Stale { device, place }),
+            (true, Completeness::Rebuilding) => (),
+            (true, _) => return Err(OpenError::Unreplaced { device, place }),
+        }
+    }
+    Ok(())
+}
+
+fn listed(devices: DeviceSet) -> String {
+    let places: Vec<String> = devices.iter().map(|it| it.0.to_string()).collect();
+    places.join(", ")
 }
 
 /// Puts the devices into stripe order. They must be of one pool, of which others may be missing.

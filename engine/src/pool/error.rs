@@ -144,6 +144,43 @@ pub enum OpenError {
     /// The devices do not make up one pool.
     #[error("these devices are not one pool: {0}")]
     NotOnePool(String),
+    /// Devices of the pool are missing, more than it may be opened without.
+    #[error("{}", missing(places, *count, *devices, present, unopened))]
+    Missing {
+        /// Places of the devices in the pool.
+        places: String,
+        /// Number of the devices that are missing.
+        count: usize,
+        /// Devices of the pool.
+        devices: u32,
+        /// The devices that are there.
+        present: String,
+        /// Names that stood for nothing.
+        unopened: String,
+    },
+    /// The pool has gone on without this device: what it holds is of before.
+    #[error(
+        "{device} is stale: the pool was opened without it (its device {place}) and has gone on; nothing of it \
+         is used. Leave it out and open the pool degraded, or have it take its own place as a new device: \
+         tidelog-format replace"
+    )]
+    Stale {
+        /// The device.
+        device: String,
+        /// Place of the device in the pool.
+        place: u32,
+    },
+    /// The device is a replacement on which not all is that should be.
+    #[error(
+        "{device} is to replace device {place} of the pool and is not complete; give the same \
+         tidelog-format replace again, which finishes it, or leave it out and open the pool degraded"
+    )]
+    Unreplaced {
+        /// The device.
+        device: String,
+        /// Place of the device in the pool.
+        place: u32,
+    },
     /// The share was used without these devices as they are: each is an older copy of itself.
     #[error("{}", older(*share, devices))]
     OlderCopy {
@@ -199,6 +236,25 @@ pub enum OpenError {
     /// A device failed.
     #[error(transparent)]
     Control(#[from] ControlError),
+}
+
+/// Describes what is missing of a pool, and what to do.
+fn missing(places: &str, count: usize, devices: u32, present: &str, unopened: &str) -> String {
+    let which = if count > 1 { "devices" } else { "device" };
+    let are = if count > 1 { "are" } else { "is" };
+    let named =
+        if unopened.is_empty() { String::new() } else { format!(" ({unopened} cannot be opened)") };
+    let what = if count > 1 {
+        "tensors have two copies at most, so it can be opened without one device, not without more; \
+         put back what is there of them"
+    } else {
+        "put it back; or open the pool degraded (--degraded), without it, where durable tensors with two \
+         copies are whole; or replace it: tidelog-format replace"
+    };
+    format!(
+        "the pool has {devices} devices, and {which} {places} {are} missing{named}; there are {present}. Do one of \
+         these: {what}"
+    )
 }
 
 /// Describes the devices that are older copies, how that shows, and what to do.

@@ -11,7 +11,7 @@ use super::members::{Member, Members};
 use crate::layout::{BLOCK_BYTES, Events, Holder, LogMark, ShareEvent, Superblock};
 use crate::log::{LogPlace, Recovered, recover};
 use crate::schedule::{ControlError, Reactor, TransferError};
-use crate::units::{ByteCount, DeviceIndex};
+use crate::units::{ByteCount, DeviceIndex, DeviceSet};
 
 /// Time for which closing waits for a device to count it. Where it does not answer the pool is
 /// closed as if its process had been killed.
@@ -73,6 +73,12 @@ impl ShareOnDevices<'_> {
             seen = read();
         }
         seen
+    }
+
+    /// Returns the devices that are not at hand.
+    pub(super) fn missing(&self) -> DeviceSet {
+        let absent = (0..).zip(self.members).filter(|(_, member)| member.is_none());
+        absent.map(|(place, _)| DeviceIndex(place)).collect()
     }
 
     fn events(&self) -> Vec<Option<Events>> {
@@ -137,7 +143,10 @@ fn last_mark(found: &[Option<Events>]) -> LogMark {
 const READS: usize = 3;
 
 /// Refuses a pool of which a share was used without one of these devices.
-pub(super) fn refuse_older(members: &Members, superblock: &Superblock) -> Result<(), OpenError> {
+pub(super) fn refuse_older(
+    members: &[Option<&Member>],
+    superblock: &Superblock,
+) -> Result<(), OpenError> {
     refuse_older_by(&seen_of_shares(members, superblock))
 }
 
@@ -149,10 +158,9 @@ fn refuse_older_by(seen: &[SeenOfShare]) -> Result<(), OpenError> {
 }
 
 /// Returns the events of each share that the devices have seen.
-fn seen_of_shares(members: &Members, superblock: &Superblock) -> Vec<SeenOfShare> {
-    let members = members.each();
+fn seen_of_shares(members: &[Option<&Member>], superblock: &Superblock) -> Vec<SeenOfShare> {
     let shares = 0..superblock.geometry.shares;
-    shares.map(|share| ShareOnDevices { superblock, members: &members, share }.seen()).collect()
+    shares.map(|share| ShareOnDevices { superblock, members, share }.seen()).collect()
 }
 
 /// The last event that all devices of a pool had, by what these say; which of them says it.
@@ -210,7 +218,8 @@ pub(super) struct EventCount {
 }
 
 impl EventCount {
-    /// Reads the events of the share, and signs the share's doors with this process's name. A
+    /// Reads the events of the share on all members but those of which nothing is read, and signs
+    /// the share's doors with this process's name. A
     /// device that is an older copy of itself by the count of another share is one for this share,
     /// too: it would take writes that its twin lacks.
     ///
@@ -220,9 +229,10 @@ impl EventCount {
     pub(super) fn begin(
         members: &Members,
         superblock: &Superblock,
+        missing: DeviceSet,
         (share, accept): (u32, bool),
     ) -> Result<Self, OpenError> {
-        let seen = seen_of_shares(members, superblock);
+        let seen = seen_of_shares(&members.each_but(missing), superblock);
         let refused = refuse_older_by(&seen);
         let is_older = refused.is_err();
         if !accept {
@@ -232,8 +242,9 @@ impl EventCount {
         let found = &seen[share as usize].events;
         let holder = if members.are_private() { Holder::nobody() } else { this_process() };
         let accepted = accepted(found);
-        let signed = members.0.iter().zip(found).filter(|(member, _)| !member.is_private());
-        for (member, events) in signed {
+        let signed = members.present().filter(|(_, member)| !member.is_private());
+        for (place, member) in signed {
+            let events = found[usize::from(place)];
             // At once, for those who are refused: nothing of it is left in a page cache, from where
             // it could be written over what the data path writes there.
             let block = holder.encode(pool, share, events.unwrap_or(accepted));
@@ -247,7 +258,7 @@ impl EventCount {
         // What an older copy lacks has been given up.
         let mark = if is_older { LogMark::NONE } else { accepted.mark };
         let last = Events { begun, mark, ..accepted };
-        let devices = (0..members.0.len() as u8).map(DeviceIndex).collect();
+        let devices = members.present().map(|(place, _)| DeviceIndex(place)).collect();
         Ok(Self { pool, share, holder, devices, last })
     }
 

@@ -22,7 +22,7 @@ use crate::log::{ChangeLog, LogMedia, LogPlace};
 use crate::path::device::blank::first_byte_set;
 use crate::path::{DeviceSpec, FillProgress, MemberSource, OpenMode};
 use crate::schedule::Reactor;
-use crate::units::ByteCount;
+use crate::units::{ByteCount, DeviceSet};
 
 /// Size of the area at both ends that is zero before a pool's structures are written.
 const BLANK_BYTES: u64 = 1 << 20;
@@ -244,7 +244,7 @@ fn discard(members: &[Member], progress: Progress<'_>) -> Result<(), FormatError
 
 /// Refuses devices that hold anything, unless it may be lost, or a format that was interrupted has
 /// left it.
-fn refuse_content<'a>(
+pub(super) fn refuse_content<'a>(
     members: impl Iterator<Item = &'a Member> + Clone,
     options: &FormatOptions,
 ) -> Result<(), FormatError> {
@@ -317,7 +317,8 @@ fn write(
         let provider = members.best_provider(mode)?;
         let reactor = MembersReactor::new(members, Reactor::start(provider, metadata_only())?);
         let half_way = |error: &dyn std::error::Error| FormatError::HalfWay(error.to_string());
-        write(&MetadataIo { reactor: &reactor, written: &AtomicU64::new(0) })
+        let (written, missing) = (&AtomicU64::new(0), DeviceSet::default());
+        write(&MetadataIo { reactor: &reactor, written, missing })
             .map_err(|error| half_way(&*error))?;
         reactor.close().map_err(|error| half_way(&error))
     };
@@ -339,6 +340,7 @@ fn write(
         block_checksums: true,
         seals: false,
         copies: Some(options.copies).filter(|copies| *copies != Copies::One),
+        missing: DeviceSet::default(),
     };
     through_reactor(&|media| write_structures(media, members, &superblock))?;
     let segments = u64::from(geometry.segments) * geometry.segment_blocks();
@@ -348,6 +350,7 @@ fn write(
         devices: members.names(),
         capacity: ByteCount(segments * BLOCK_BYTES),
         copies: options.copies,
+        missing: DeviceSet::default(),
     })
 }
 
@@ -378,7 +381,11 @@ type Written = Result<(), Box<dyn std::error::Error>>;
 /// Clears both ends of each device: until the end no device may look like part of any pool, and
 /// never again like anything else: RAID and partition tables also stand at the end, and a forgotten
 /// one would be assembled again. The mark says that what is written from now on is ours.
-fn clear_ends(media: &MetadataIo<'_>, members: &Members, mark: UnfinishedFormat) -> Written {
+pub(super) fn clear_ends(
+    media: &MetadataIo<'_>,
+    members: &Members,
+    mark: UnfinishedFormat,
+) -> Written {
     let known = known_geometries(members.0.iter());
     let marks: Vec<_> = members.0.iter().map(|it| it.superblock_marks(&known)).collect();
     for (device, member) in (0..).zip(&members.0) {

@@ -7,7 +7,7 @@ use super::members::Member;
 use crate::log::LogMedia;
 use crate::path::Status;
 use crate::schedule::{ControlError, Reactor, ReactorOptions, TransferError};
-use crate::units::{ByteCount, DeviceIndex};
+use crate::units::{ByteCount, DeviceIndex, DeviceSet};
 
 /// Returns the options of a reactor that moves metadata alone. The structures are small: more
 /// staging memory would be cleared and pinned for nothing.
@@ -25,6 +25,8 @@ pub(super) struct MetadataIo<'a> {
     pub(super) reactor: &'a Reactor,
     /// Counts the metadata bytes written.
     pub(super) written: &'a AtomicU64,
+    /// Devices that get nothing: whatever they should have is made anew on their replacements.
+    pub(super) missing: DeviceSet,
 }
 
 impl LogMedia for MetadataIo<'_> {
@@ -44,12 +46,18 @@ impl LogMedia for MetadataIo<'_> {
     }
 
     fn write(&self, device: u8, offset: u64, bytes: Vec<u8>) -> Result<(), ControlError> {
+        if self.missing.contains(DeviceIndex(device)) {
+            return Ok(());
+        }
         self.written.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         // Not forced one by one: the flush that follows covers the whole write at once.
         self.reactor.write_meta(DeviceIndex(device), ByteCount(offset), bytes, false)
     }
 
     fn flush(&self, device: u8) -> Result<(), ControlError> {
+        if self.missing.contains(DeviceIndex(device)) {
+            return Ok(());
+        }
         self.reactor.flush(&[DeviceIndex(device)])
     }
 }

@@ -5,15 +5,17 @@ use std::cell::Cell;
 use std::ops::{Deref, DerefMut, Range};
 use std::path::PathBuf;
 
+use super::absent::AbsentMember;
 use super::error::{FormatError, OpenError};
 use super::holder::find_holder;
 use super::owner::other_owner;
 use crate::layout::{Holder, Owner, SHARES_MAX};
 use crate::path::{
-    self, DeviceOpenError, Endurance, MemberDevice, MemberSource, OpenMode, PathProvider,
-    PathRequest,
+    self, DeviceOpenError, Endurance, MemberDevice, MemberSource, OpenMode, PartialProvider,
+    PathProvider, PathRequest,
 };
 use crate::schedule::{DrainError, Reactor};
+use crate::units::{DeviceIndex, DeviceSet};
 
 /// One device, locked.
 pub(super) struct Member(Box<dyn MemberDevice>);
@@ -123,7 +125,19 @@ impl From<OpenMemberError> for FormatError {
     }
 }
 
+/// Devices of which some may be missing.
+pub(super) struct PresentMembers {
+    pub(super) members: Vec<Member>,
+    /// Names that stand for nothing now.
+    pub(super) unopened: Vec<(String, DeviceOpenError)>,
+}
+
 impl Member {
+    /// Makes the stand-in for a device that is missing.
+    pub(super) fn absent(absent: AbsentMember) -> Self {
+        Self(Box::new(absent))
+    }
+
     /// Opens a device that exists, and locks it. One that another host owns is opened for reading
     /// only.
     pub(super) fn open<Source: MemberSource>(
@@ -202,16 +216,57 @@ impl Members {
         sources: &[Source],
         access: &MemberAccess,
     ) -> Result<Vec<Member>, OpenError> {
+        let PresentMembers { members, unopened } = Self::open_present(sources, access)?;
+        match unopened.into_iter().next() {
+            Some((_, error)) => Err(error.into()),
+            None => Ok(members),
+        }
+    }
+
+    /// Opens those of these devices that are there. Each may be named once.
+    ///
+    /// # Errors
+    /// One is there and cannot be had.
+    pub(super) fn open_present<Source: MemberSource>(
+        sources: &[Source],
+        access: &MemberAccess,
+    ) -> Result<PresentMembers, OpenError> {
         if let Some((one, other)) = Source::find_twins(sources) {
             return Err(OpenError::NotOnePool(format!("{one} and {other} are the same device")));
         }
-        let open = |(place, source)| Member::open(source, place, access);
-        sources.iter().enumerate().map(|it| open(it).map_err(OpenError::from)).collect()
+        let mut found = PresentMembers { members: Vec::new(), unopened: Vec::new() };
+        for (place, source) in sources.iter().enumerate() {
+            match Member::open(source, place, access) {
+                Ok(member) => found.members.push(member),
+                Err(OpenMemberError::Device(error)) if error.is_of_absence() => {
+                    found.unopened.push((source.name(place), error));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(found)
     }
 
-    /// Returns all members, all of which are at hand.
+    /// Returns all members, each of which is at hand unless it is missing.
     pub(super) fn each(&self) -> Vec<Option<&Member>> {
-        self.0.iter().map(Some).collect()
+        self.0.iter().map(|member| Some(member).filter(|it| !it.is_absent())).collect()
+    }
+
+    /// Returns all members but these, each of which is at hand unless it is missing.
+    pub(super) fn each_but(&self, others: DeviceSet) -> Vec<Option<&Member>> {
+        let is_wanted = |place: u8| !others.contains(DeviceIndex(place));
+        (0..).zip(self.each()).map(|(place, it)| it.filter(|_| is_wanted(place))).collect()
+    }
+
+    /// Returns the members that are at hand, with their places.
+    pub(super) fn present(&self) -> impl Iterator<Item = (u8, &Member)> {
+        (0..).zip(&self.0).filter(|(_, member)| !member.is_absent())
+    }
+
+    /// Returns the places of the devices that are missing.
+    pub(super) fn missing(&self) -> DeviceSet {
+        let absent = (0..).zip(&self.0).filter(|(_, member)| member.is_absent());
+        absent.map(|(place, _)| DeviceIndex(place)).collect()
     }
 
     /// Returns whether several data paths to them may be open at once.
@@ -229,8 +284,14 @@ impl Members {
         &self,
         request: &PathRequest<'_>,
     ) -> Result<Box<dyn PathProvider>, DeviceOpenError> {
-        let members: Vec<&dyn MemberDevice> = self.0.iter().map(|member| &**member).collect();
-        members[0].provider(&members, request)
+        let present: Vec<&dyn MemberDevice> = self.present().map(|(_, member)| &**member).collect();
+        let provider = present[0].provider(&present, request)?;
+        if present.len() == self.0.len() {
+            return Ok(provider);
+        }
+        let place = |member: &Member| member.is_absent().then(|| member.name());
+        let places = self.0.iter().map(place).collect();
+        Ok(Box::new(PartialProvider { present: provider, places }))
     }
 
     /// Returns the provider of the best data path to all members, for the host's memory alone.

@@ -23,6 +23,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod absent;
 mod announce;
 mod arrangement;
 mod batch;
@@ -48,6 +49,7 @@ mod owner;
 mod pieces;
 mod put;
 mod reclaim;
+mod replace;
 mod scrub;
 mod seal;
 mod settle;
@@ -81,6 +83,7 @@ pub use options::{
 pub use owner::take_over;
 pub use put::Put;
 pub use reclaim::Reclaimed;
+pub use replace::{ReplaceError, ReplaceOptions, ReplaceProgress, Replaced, replace};
 pub use scrub::{BadUnit, Scrub, ScrubReport, Scrubbed};
 pub use seal::{SealDescription, SealedTensor};
 
@@ -92,6 +95,7 @@ use crate::memory::{Destination, DmaBuffer, Source, process};
 use crate::path::MemberSource;
 use crate::schedule::{Finish, Notify, Piece, Reactor, Subject, Ticket, Transfer, Urgency};
 use announce::Announced;
+use arrangement::Completeness;
 use commit::Commits;
 use events::EventCount;
 use held::Reading;
@@ -164,7 +168,9 @@ impl Pool {
         sources: &[Source],
         options: &OpenOptions,
     ) -> Result<Self, OpenError> {
-        let opened = open::open(sources, options)?;
+        let completeness =
+            if options.degraded { Completeness::Degraded } else { Completeness::Whole };
+        let opened = open::open(sources, options, completeness)?;
         let housekeeping =
             options.housekeeping.filter(|_| !options.read_only && !opened.members.are_private());
         let pool = Self::new(opened, options);
@@ -175,6 +181,16 @@ impl Pool {
             })?;
         }
         Ok(pool)
+    }
+
+    /// Opens a share, one device of which is being replaced: that is written, and not read. `None`
+    /// if there is no space to write the index anew.
+    fn open_rebuilding<Source: MemberSource>(
+        sources: &[Source],
+        options: &OpenOptions,
+    ) -> Result<Option<Self>, OpenError> {
+        let opened = open::open(sources, options, Completeness::Rebuilding)?;
+        Ok(opened.has_new_index.then(|| Self::new(opened, options)))
     }
 
     fn new(opened: open::OpenShare, options: &OpenOptions) -> Self {

@@ -5,25 +5,25 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::announce::Announced;
-use super::arrangement::{Damaged, arrange};
+use super::arrangement::{Arranged, Completeness, Damaged, arrange_those};
 use super::error::OpenError;
 use super::events::{self, EventCount, ShareOnDevices};
 use super::lanes::Handles;
 use super::media::MetadataIo;
-use super::members::{Member, MemberAccess, Members, MembersReactor};
+use super::members::{MemberAccess, Members, MembersReactor, PresentMembers};
 use super::options::{OpenOptions, PoolDescription};
 use super::owner;
 use super::settle;
 use super::superblock_copies::DamagedCopy;
 use super::{start, superblocks};
-use crate::layout::{BLOCK_BYTES, DEVICES_MAX, LogMark, SUPERBLOCK_OFFSET, Superblock};
+use crate::layout::{BLOCK_BYTES, Copies, DEVICES_MAX, LogMark, SUPERBLOCK_OFFSET, Superblock};
 use crate::log::{
     ChangeLog, Contents, IndexRoom, LogMedia, LogPlace, Recovered, Space, StripeMap, recover,
     recover_rest,
 };
 use crate::path::{MemberSource, OpenMode, PathRequest};
 use crate::schedule::{Reactor, ReactorOptions};
-use crate::units::ByteCount;
+use crate::units::{ByteCount, DeviceSet};
 
 /// An open share, before it becomes a `Pool`.
 pub(super) struct OpenShare {
@@ -40,12 +40,15 @@ pub(super) struct OpenShare {
     pub(super) announced: Announced,
     /// `None` where it is open for reading only.
     pub(super) events: Option<EventCount>,
+    /// True if the index was written anew.
+    pub(super) has_new_index: bool,
 }
 
 /// Opens devices, named in any order.
 pub(super) fn open<Source: MemberSource>(
     sources: &[Source],
     options: &OpenOptions,
+    completeness: Completeness,
 ) -> Result<OpenShare, OpenError> {
     if sources.is_empty() || sources.len() > DEVICES_MAX {
         return Err(OpenError::Devices(sources.len()));
@@ -55,19 +58,42 @@ pub(super) fn open<Source: MemberSource>(
     } else {
         MemberAccess::of_share(options.share, options.buffered)
     };
-    open_members(Members::open(sources, &access)?, options)
+    open_arranged(open_members(sources, &access, completeness)?, options)
 }
 
-fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<OpenShare, OpenError> {
-    let (members, superblocks, damaged) = arrange(members)?;
+/// Opens and arranges the devices that are there, of which some may be missing where `completeness`
+/// says so.
+pub(super) fn open_members<Source: MemberSource>(
+    sources: &[Source],
+    access: &MemberAccess,
+    completeness: Completeness,
+) -> Result<Arranged, OpenError> {
+    let PresentMembers { members, unopened } = Members::open_present(sources, access)?;
+    let names: Vec<String> = unopened.iter().map(|(name, _)| name.clone()).collect();
+    let arranged = arrange_those(members, &names, completeness);
+    let is_told = match &arranged {
+        Ok(Arranged { members, .. }) => unopened.len() <= members.missing().len(),
+        Err(error) => matches!(error, OpenError::Missing { .. }),
+    };
+    match unopened.into_iter().next() {
+        // What keeps a device from being opened says more than what follows from it.
+        Some((_, error)) if !is_told => Err(error.into()),
+        _ => arranged,
+    }
+}
+
+fn open_arranged(arranged: Arranged, options: &OpenOptions) -> Result<OpenShare, OpenError> {
+    let Arranged { members, superblocks, damaged, missing } = arranged;
     let Superblock { pool, geometry, .. } = superblocks[0];
-    let copies = superblocks[0].default_copies();
+    let newest = superblocks.iter().max_by_key(|it| it.generation);
+    let copies = newest.map_or(Copies::One, Superblock::default_copies);
     let calibrated = superblocks.iter().max_by_key(|it| it.generation).and_then(|it| it.depth);
     let share = options.share;
     let no_share = OpenError::NoShare { share, shares: geometry.shares };
     let place = LogPlace::of(&superblocks[0], share).ok_or(no_share)?;
+    let place = place.without(missing, members.missing());
     start::refuse_overwritten(&members, &superblocks)?;
-    let mut events = enter(&members, &superblocks[0], options)?;
+    let mut events = enter(&members, &superblocks[0], missing, options)?;
     let request = PathRequest {
         choice: options.path,
         backend: options.backend.as_deref(),
@@ -99,17 +125,18 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<OpenShare
         )?,
     );
 
-    let found = Found { members: &members, superblocks: &superblocks, damaged, place, options };
+    let superblocks = &superblocks;
+    let found = Found { members: &members, superblocks, damaged, place, options, missing };
     let recovered = found.recover(&reactor, events.as_mut())?;
     let SoundShare { contents, log, handles, repaired_superblocks, metadata_written, .. } =
         recovered;
-    let announced = recovered.announced;
+    let (announced, has_new_index) = (recovered.announced, recovered.has_new_index);
     let reactor = reactor.into_reactor();
 
     let capacity = u64::from(geometry.segments) * geometry.segment_blocks() * BLOCK_BYTES;
     let capacity = ByteCount(capacity);
     let description =
-        PoolDescription { pool, geometry, devices: members.names(), capacity, copies };
+        PoolDescription { pool, geometry, devices: members.names(), capacity, copies, missing };
     Ok(OpenShare {
         members,
         reactor,
@@ -122,6 +149,7 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<OpenShare
         metadata_written,
         announced,
         events,
+        has_new_index,
     })
 }
 
@@ -129,18 +157,19 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<OpenShare
 fn enter(
     members: &Members,
     superblock: &Superblock,
+    missing: DeviceSet,
     options: &OpenOptions,
 ) -> Result<Option<EventCount>, OpenError> {
     let accept = options.accept_older_copies;
     if options.read_only {
         owner::refuse_other(members)?;
         if !accept {
-            events::refuse_older(members, superblock)?;
+            events::refuse_older(&members.each_but(missing), superblock)?;
         }
         return Ok(None);
     }
     owner::claim(members, superblock.pool)?;
-    EventCount::begin(members, superblock, (options.share, accept)).map(Some)
+    EventCount::begin(members, superblock, missing, (options.share, accept)).map(Some)
 }
 
 /// A share as its devices have it.
@@ -151,6 +180,8 @@ struct Found<'a> {
     damaged: Vec<Damaged>,
     place: LogPlace,
     options: &'a OpenOptions,
+    /// Devices of which nothing is read.
+    missing: DeviceSet,
 }
 
 /// A share that can be used.
@@ -161,6 +192,7 @@ struct SoundShare {
     repaired_superblocks: Vec<String>,
     metadata_written: u64,
     announced: Announced,
+    has_new_index: bool,
 }
 
 impl Found<'_> {
@@ -174,7 +206,8 @@ impl Found<'_> {
         let Self { superblocks, place, options, .. } = *self;
         let (geometry, share) = (superblocks[0].geometry, options.share);
         let metadata_written = AtomicU64::new(0);
-        let media = MetadataIo { reactor, written: &metadata_written };
+        let missing = self.members.missing();
+        let media = MetadataIo { reactor, written: &metadata_written, missing };
         let failed = |what: String| OpenError::Recovery { share, what };
         let (mut repaired_superblocks, writes) = (Vec::new(), events.is_some());
         let recovered = if let Some(events) = events {
@@ -186,13 +219,14 @@ impl Found<'_> {
             repaired_superblocks = self.repair_superblocks(&media)?;
             recovered
         } else {
-            let (superblock, members) = (&superblocks[0], self.members.each());
+            let (superblock, members) = (&superblocks[0], self.members.each_but(self.missing));
             let mark = ShareOnDevices { superblock, members: &members, share }.seen().mark();
             // What stands in a device's cache alone is shown, too: a flush would be a write.
             recover(place, mark, &media).map_err(|error| failed(error.to_string()))?
         };
         let Recovered { index, index_segments, mut log, unread, settled, .. } = recovered;
-        let mut space = Space::new(&place.area, geometry.segment_blocks());
+        let space = Space::new(&place.area, geometry.segment_blocks());
+        let mut space = space.with_gaps(place.stripes.gaps());
         let handles = Handles::of(reactor.capabilities(), options.lanes);
         if !handles.by_lifetime() {
             space = space.without_lifetime_lanes();
@@ -200,22 +234,32 @@ impl Found<'_> {
         let grows = superblocks.iter().all(|superblock| superblock.index_in_segments);
         let room = IndexRoom::new(&place, index_segments, grows);
         let mut contents = Contents::recovered(space, room, index);
-        let mut announced = Announced::by(superblocks);
+        let (mut announced, mut has_new_index) = (Announced::by(superblocks), false);
         if writes {
             announced = self.announce(&media, &mut contents, announced)?;
             contents.settle_index(log.next_slot());
             // Segments that the slot before needs no more come back, too, once something else
             // stands there.
-            if !settled || contents.index_has_surplus(log.next_slot()) {
-                let written = settle::settle(&media, &mut log, &mut contents)
+            // What is being replaced gets all of it.
+            let lacks = self.missing != self.members.missing();
+            if lacks || !settled || contents.index_has_surplus(log.next_slot()) {
+                has_new_index = settle::settle(&media, &mut log, &mut contents)
                     .map_err(|error| failed(error.to_string()))?;
-                if written {
+                if has_new_index {
                     settle::heal(&media, &place, &log, &unread)?;
                 }
             }
         }
         let metadata_written = metadata_written.into_inner();
-        Ok(SoundShare { contents, log, handles, repaired_superblocks, metadata_written, announced })
+        Ok(SoundShare {
+            contents,
+            log,
+            handles,
+            repaired_superblocks,
+            metadata_written,
+            announced,
+            has_new_index,
+        })
     }
 
     /// Reads the media; without commits that are lost, if they are those that may be.
@@ -241,9 +285,13 @@ impl Found<'_> {
         // Another share's owner may have written over what this one's wrote.
         let seals = announced.seals || contents.seals().next().is_some();
         let all = Announced { seals, copies: announced.copies || contents.has_mirrors() };
-        if grow || all != announced {
+        // What is missing now is stale from now on.
+        let mut present = self.members.present();
+        let says_so = |(device, _)| self.superblocks[usize::from(device)].missing == self.missing;
+        if grow || all != announced || !present.all(says_so) {
             superblocks::rewrite(media, self.superblocks, |superblock| {
                 superblock.index_in_segments |= grow;
+                superblock.missing = self.missing;
                 all.set(superblock);
             })?;
         }

@@ -8,7 +8,7 @@ use crate::log::{IndexUse, Lane, LostCommits, SealUse, SpaceUse};
 use crate::memory::GpuMemory;
 use crate::path::{Backend, ControllerName, DeviceIdentity, Feature, PathChoice, PlacementHandle};
 use crate::schedule::{Notify, ReactorStats, Urgency};
-use crate::units::ByteCount;
+use crate::units::{ByteCount, DeviceSet};
 
 /// Options of formatting.
 #[derive(Clone, Debug)]
@@ -91,6 +91,8 @@ pub struct PoolDescription {
     /// Number of copies of durable tensors whose put does not say. With one, losing a device loses
     /// them.
     pub copies: Copies,
+    /// Devices that are missing: the pool is degraded.
+    pub missing: DeviceSet,
 }
 
 /// Assignment of tensors to lanes, which share segments.
@@ -143,6 +145,11 @@ pub struct OpenOptions {
     /// Number of copies of durable tensors whose put does not say; by default what the pool was
     /// formatted with.
     pub copies: Option<Copies>,
+    /// True if one device may be missing, of a pool that may have tensors with two copies: durable
+    /// tensors with two are whole, those with one that have a part of it there are lost, and the
+    /// pool goes on with the other devices. The device that was missing is stale from then on, and
+    /// refused.
+    pub degraded: bool,
     /// True if a device may be an older copy of itself. What was written since is lost, and what
     /// was not stays damaged or whole as its checksums say; from then on that copy counts.
     pub accept_older_copies: bool,
@@ -172,6 +179,7 @@ impl Default for OpenOptions {
             stepped: false,
             lanes: Lanes::ByLifetime,
             copies: None,
+            degraded: false,
             accept_older_copies: false,
             accept_lost_commits: None,
             housekeeping: Some(Housekeeping::default()),
@@ -284,8 +292,11 @@ pub struct PoolStats {
     pub space: SpaceUse,
     /// Use of the index's capacity for durable tensors.
     pub index: IndexUse,
-    /// Tensors that can be read.
+    /// Tensors that can be read, and those that are lost.
     pub tensors: usize,
+    /// Durable tensors, and versions that seals alone hold, of which a part was on a device that is
+    /// missing and nowhere else. [`Pool::lost_tensors`](super::Pool::lost_tensors) names them.
+    pub lost: usize,
     /// Use of space by seals.
     pub seals: SealUse,
     /// Bytes written by class.

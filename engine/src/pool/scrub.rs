@@ -75,15 +75,32 @@ pub struct Scrub {
 /// The tensors that a pass has still to read.
 #[derive(Default)]
 pub(super) struct Pass {
-    left: std::vec::IntoIter<Target>,
+    left: std::vec::IntoIter<ScrubTarget>,
+}
+
+impl Pass {
+    /// Returns all that is left.
+    pub(super) fn rest(self) -> Vec<ScrubTarget> {
+        self.left.collect()
+    }
 }
 
 /// Object that is to be read.
-enum Target {
+pub(super) enum ScrubTarget {
     /// The current version of an id.
     Tensor(TensorId),
     /// A version that only seals hold, by its number.
     Held(u64),
+}
+
+impl ScrubTarget {
+    /// Starts to read it, if it is still there.
+    pub(super) fn read(&self, pool: &Pool) -> Option<Reading> {
+        match self {
+            Self::Tensor(id) => Reading::start(&pool.0.shared, *id),
+            Self::Held(number) => Reading::start_held(&pool.0.shared, *number),
+        }
+    }
 }
 
 impl Pool {
@@ -114,7 +131,7 @@ impl Pool {
     pub fn scrub_seal(&self, seal: &str) -> Result<ScrubReport, ScrubError> {
         let numbers = self.0.shared.contents().seal(seal).map(|seal| seal.versions.clone());
         let numbers = numbers.ok_or_else(|| ScrubError::NoSeal(seal.into()))?;
-        let targets: Vec<Target> = numbers.into_iter().map(Target::Held).collect();
+        let targets: Vec<ScrubTarget> = numbers.into_iter().map(ScrubTarget::Held).collect();
         let mut pass = Pass { left: targets.into_iter() };
         let mut report = ScrubReport::default();
         while let Some(scrubbed) = self.scrub_next(&mut pass)? {
@@ -126,7 +143,7 @@ impl Pool {
     /// Reads one tensor and compares it with its checksums.
     pub fn scrub_tensor(&self, key: impl Into<TensorKey>) -> Result<Scrubbed, ScrubError> {
         let key = key.into();
-        let mut pass = Pass { left: vec![Target::Tensor(key.id)].into_iter() };
+        let mut pass = Pass { left: vec![ScrubTarget::Tensor(key.id)].into_iter() };
         self.scrub_next(&mut pass)?.ok_or(ScrubError::Unknown(key))
     }
 }
@@ -163,8 +180,9 @@ impl Pool {
         let contents = self.0.shared.contents();
         let mut ids: Vec<TensorId> = contents.ids().collect();
         ids.sort_unstable();
-        let held = contents.held_alone().map(Target::Held);
-        let targets: Vec<Target> = ids.into_iter().map(Target::Tensor).chain(held).collect();
+        let held = contents.held_alone().map(ScrubTarget::Held);
+        let targets: Vec<ScrubTarget> =
+            ids.into_iter().map(ScrubTarget::Tensor).chain(held).collect();
         Pass { left: targets.into_iter() }
     }
 
@@ -172,11 +190,7 @@ impl Pool {
         let reactor = self.reactor()?;
         let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
         for target in pass.left.by_ref() {
-            let reading = match target {
-                Target::Tensor(id) => Reading::start(&self.0.shared, id),
-                Target::Held(number) => Reading::start_held(&self.0.shared, number),
-            };
-            if let Some(reading) = reading {
+            if let Some(reading) = target.read(self) {
                 let scrubbed = Scrubbing { pool: self, reactor, reading: &reading }.run()?;
                 self.0.shared.scrubbed().add(scrubbed.clone());
                 return Ok(Some(scrubbed));

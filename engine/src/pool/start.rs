@@ -70,8 +70,8 @@ pub(super) fn refuse_overwritten(
     members: &Members,
     superblocks: &[Superblock],
 ) -> Result<(), OpenError> {
-    for (member, superblock) in members.0.iter().zip(superblocks) {
-        let device = member.name();
+    for (place, member) in members.present() {
+        let (device, superblock) = (member.name(), &superblocks[usize::from(place)]);
         let first = read(member, SUPERBLOCK_OFFSET);
         if first.as_deref().and_then(UnfinishedFormat::decode).is_some() {
             return Err(OpenError::Superblock { device, source: SuperblockError::Unfinished });

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::Pool;
 use super::error::Unusable;
 use super::options::{PoolStats, WrittenBytes};
-use crate::layout::LifetimeClass;
+use crate::layout::{LifetimeClass, TensorKey};
 use crate::log::{Durability, Lane};
 use crate::path::Endurance;
 use crate::schedule::DeviceStats;
@@ -64,6 +64,7 @@ impl Pool {
         let contents = self.0.shared.contents();
         let (space, index) = (contents.space_use(), contents.index_use());
         let (tensors, seals) = (contents.ids().count(), contents.seal_use());
+        let lost = contents.lost(&self.0.stripes).count();
         drop(contents);
         let written = self.0.shared.written.snapshot();
         Ok(PoolStats {
@@ -73,6 +74,7 @@ impl Pool {
             space,
             index,
             tensors,
+            lost,
             seals,
             written,
             lanes: self.0.handles.table(&written),
@@ -89,6 +91,20 @@ impl Pool {
     /// The pool is closed, or this is a forked child.
     pub fn device_stats(&self) -> Result<Vec<DeviceStats>, Unusable> {
         Ok(self.reactor()?.as_ref().ok_or(Unusable::Closed)?.stats().devices)
+    }
+
+    /// Returns the durable tensors, and the versions that seals alone hold, of which a part was on
+    /// a device that is missing and nowhere else, in the order of ids. They stay, and cannot be
+    /// read.
+    ///
+    /// # Errors
+    /// The pool is closed, or this is a forked child.
+    pub fn lost_tensors(&self) -> Result<Vec<TensorKey>, Unusable> {
+        self.check_usable()?;
+        let contents = self.0.shared.contents();
+        let mut lost: Vec<_> = contents.lost(&self.0.stripes).map(|it| it.entry.key()).collect();
+        lost.sort_unstable_by_key(|key| key.id);
+        Ok(lost)
     }
 
     /// The segments in which checkpoints of the index go on, counted over the pool.

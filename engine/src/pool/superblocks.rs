@@ -2,9 +2,11 @@
 
 use crate::layout::{BLOCK_BYTES, Geometry, SUPERBLOCK_OFFSET, Superblock};
 use crate::log::LogMedia;
+use crate::units::{DeviceIndex, DeviceSet};
 
-/// Writes both copies of every device's superblock with a change, as the next generation of all.
-/// One copy after the other, so that a whole one is there all the time.
+/// Writes both copies of every superblock with a change, as the next generation of all; those of
+/// devices that the media leave out are not. One copy after the other, so that a whole one is there
+/// all the time.
 pub(super) fn rewrite<M: LogMedia>(
     media: &M,
     superblocks: &[Superblock],
@@ -23,7 +25,7 @@ pub(super) fn rewrite<M: LogMedia>(
 }
 
 /// The superblock that holds on each device of this pool, in stripe order. One of another device
-/// is none.
+/// is none; of a device that is `missing` it is what the first of the others has.
 ///
 /// # Errors
 /// A device failed, or has none.
@@ -31,6 +33,7 @@ pub(super) fn read<M: LogMedia>(
     media: &M,
     pool: u128,
     geometry: &Geometry,
+    missing: DeviceSet,
 ) -> Result<Vec<Superblock>, String> {
     let places = [SUPERBLOCK_OFFSET, geometry.second_superblock_offset()];
     let of_device = |device: u8| {
@@ -50,5 +53,11 @@ pub(super) fn read<M: LogMedia>(
         }
         newest.ok_or_else(|| format!("device {device} has no whole superblock"))
     };
-    (0..geometry.devices as u8).map(of_device).collect()
+    let is_missing = |device: u8| missing.contains(DeviceIndex(device));
+    let first = (0..geometry.devices as u8).find(|it| !is_missing(*it)).map(of_device);
+    let first = first.ok_or("all devices are missing")??;
+    let of_place = |device: u8| {
+        if is_missing(device) { Ok(first.of_device(device.into())) } else { of_device(device) }
+    };
+    (0..geometry.devices as u8).map(of_place).collect()
 }

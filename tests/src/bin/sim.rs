@@ -9,6 +9,7 @@ use clap::Parser;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use serde_json::json;
+use tidelog_tests::loss;
 use tidelog_tests::sim::{Figures, Script, Violation, run, shrink};
 
 /// The real engine on simulated disks: seeded work, faults and power cuts, checked against a model
@@ -34,6 +35,10 @@ struct Arguments {
     /// Leave out the acts whose names begin with this: "Harm", say, to look for what else fails.
     #[arg(long)]
     without: Option<String>,
+    /// Live this many lives instead in which a device is lost, comes back stale and is replaced,
+    /// of the seeds from `from` on.
+    #[arg(long, conflicts_with = "seed")]
+    losses: Option<u64>,
     /// Stop at the first seed that fails.
     #[arg(long)]
     first: bool,
@@ -47,6 +52,9 @@ fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|_| ())); // a panic of the engine is reported with its seed
     if let Some(seed) = arguments.seed {
         return replay(&arguments, seed);
+    }
+    if let Some(lives) = arguments.losses {
+        return lose(&arguments, lives);
     }
     let started = Instant::now();
     let (figures, failures) = run_all(&arguments);
@@ -126,6 +134,45 @@ fn run_all(arguments: &Arguments) -> (Figures, Vec<(u64, Violation)>) {
     let (figures, mut failures) = total.into_inner().expect("no thread panics with the lock");
     failures.sort_by_key(|(seed, _)| *seed);
     (figures, failures)
+}
+
+/// Lives lives in which devices are lost.
+fn lose(arguments: &Arguments, lives: u64) -> ExitCode {
+    let (started, next) = (Instant::now(), AtomicU64::new(0));
+    let total = Mutex::new((loss::LossFigures::default(), 0));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let jobs = if arguments.jobs == 0 { cores } else { arguments.jobs };
+    std::thread::scope(|scope| {
+        for job in 0..jobs {
+            let (next, total) = (&next, &total);
+            scope.spawn(move || {
+                stay_on_one_core(job);
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    if index >= lives {
+                        return;
+                    }
+                    let seed = arguments.from + index;
+                    let lived = loss::live(seed);
+                    let mut total = total.lock().expect("no thread panics with the lock");
+                    match lived {
+                        Ok(figures) => total.0.add(&figures),
+                        Err(what) => {
+                            eprintln!("seed {seed} FAILED at {what}");
+                            total.1 += 1;
+                            if arguments.first {
+                                next.store(lives, Ordering::Relaxed);
+                            }
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let (figures, failed) = total.into_inner().expect("no thread panics with the lock");
+    let seconds = started.elapsed().as_secs_f64();
+    println!("{lives} lives in {seconds:.1} s, {failed} failed: {figures:?}");
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Keeps this thread, and those that it starts, on one of the cores that the process may use.

@@ -8,7 +8,7 @@ use tidelog_engine::layout::{
     LogMark, LogPoint, METADATA_OFFSET, SUPERBLOCK_OFFSET, ShareEvent, Superblock,
 };
 use tidelog_engine::log::{EPOCHS_END, StripeMap};
-use tidelog_engine::units::ByteCount;
+use tidelog_engine::units::{ByteCount, DeviceSet};
 
 use super::frame::{self, CheckpointHead, RecordHead};
 use super::index::{changes, payload};
@@ -100,6 +100,7 @@ impl CorruptDevice {
             seals: index_in_segments,
             block_checksums: self.block_checksums(),
             copies: index_in_segments.then_some(Copies::One),
+            missing: DeviceSet::default(),
         }
         .encode()
     }

@@ -4,7 +4,7 @@ use tidelog_engine::layout::{
     Change, ChangeRecord, Checkpoint, Checksums, Copies, Events, Geometry, GeometryRequest,
     HeldVersion, Holder, LifetimeClass, Run, Runs, Seal, Superblock, TensorEntry, TensorId,
 };
-use tidelog_engine::units::ByteCount;
+use tidelog_engine::units::{ByteCount, DeviceSet};
 
 use super::index::payload;
 use super::planner;
@@ -94,6 +94,7 @@ fn superblock() -> Vec<u8> {
         seals: true,
         block_checksums: true,
         copies: Some(Copies::Two),
+        missing: DeviceSet::default(),
     }
     .encode()
 }

@@ -17,6 +17,8 @@ Examples:
   tidelog-format inspect /dev/nvme1n1 /dev/nvme2n1 --output json
   tidelog-format format --calibrate /dev/nvme1n1 /dev/nvme2n1 --yes
   tidelog-format check /dev/nvme1n1 /dev/nvme2n1
+  tidelog-format replace /dev/nvme2n1 /dev/nvme3n1 /dev/nvme1n1
+      has nvme3n1 take the place of nvme2n1 in a pool with nvme1n1; add --yes to do it
   tidelog-format list";
 
 /// Returns the text behind the options in the help.
@@ -70,6 +72,18 @@ from writing, and two writers destroy a pool.
 The name of a host is TIDELOG_HOST_ID in its environment, else the content of /etc/nvme/hostid, else
 of /etc/machine-id.";
 
+const REPLACE_HELP: &str = "\
+For pools whose durable tensors have two copies (format --copies 2). OLD is the name of the device that
+is lost or is to go, or its place in the pool (0, 1, ...) where it has no name any more; `inspect` of the
+others says which place is missing. OTHER are all other devices. The pool must not be open.
+
+OLD is stale from the first write on, and is refused for ever. NEW is written and not read until all is
+on it that should be; then the pool is whole, and any device may be lost again. Whatever ends the command
+on its way, the same command finishes it; until then the pool opens without NEW, by --degraded. Durable
+tensors with one copy that was on OLD, and scratch, are not made again; the former are named.
+
+A device that comes back stale may take its own place: name it as OLD and NEW, and with --overwrite.";
+
 /// Makes, inspects, checks, repairs and wipes Tidelog pools.
 #[derive(Debug, Parser)]
 #[command(name = "tidelog-format", version, after_help = after_help())]
@@ -91,9 +105,12 @@ pub enum FormatCommand {
     /// Show superblocks, geometry, shares, holders, tensors and space; reads only, needs no lock
     Inspect(PoolArgs),
     /// Verify every structure and every byte of every durable tensor; reads only
-    Check(PoolArgs),
+    Check(PoolCheckArgs),
     /// Check, replace damaged copies by the good ones, and check again
     Repair(RepairArgs),
+    /// Have a new device take the place of one that is lost, and make again what that had
+    #[command(after_help = REPLACE_HELP)]
+    Replace(ReplaceArgs),
     /// Remove Tidelog's own signatures, and nothing else
     Wipe(WipeArgs),
     /// Show the LBA formats of an `NVMe` namespace; give it another one
@@ -195,6 +212,47 @@ pub struct PoolArgs {
     /// The pool's devices, in any order
     #[arg(required = true, value_name = "DEVICE")]
     pub devices: Vec<String>,
+    /// Go through the page cache.
+    #[arg(long, help = "Go through the page cache, for file systems without O_DIRECT")]
+    pub buffered: bool,
+}
+
+/// Arguments of `check`.
+#[derive(Args, Clone, Debug)]
+pub struct PoolCheckArgs {
+    /// The pool.
+    #[command(flatten)]
+    pub pool: PoolArgs,
+    /// Go on where one device is missing, of a pool whose tensors have two copies
+    #[arg(long)]
+    pub degraded: bool,
+}
+
+/// Arguments of `replace`.
+#[derive(Args, Clone, Debug)]
+pub struct ReplaceArgs {
+    /// The device that is replaced: its name, or its place in the pool
+    #[arg(value_name = "OLD")]
+    pub old: String,
+    /// The device that takes its place: a file, which is made, a block device or a partition
+    #[arg(value_name = "NEW")]
+    pub new: String,
+    /// All other devices of the pool
+    #[arg(required = true, value_name = "OTHER")]
+    pub others: Vec<String>,
+    /// Intent to write.
+    #[command(flatten)]
+    pub intent: Intent,
+    /// Tensor bytes to write in a second, at most; otherwise as many as the devices move
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub rate: Option<ByteCount>,
+    /// Go on without durable tensors that no other device has; otherwise they are named, and
+    /// nothing is given up
+    #[arg(long)]
+    pub accept_loss: bool,
+    /// Allow NEW to lose what it holds; repeat its name exactly
+    #[arg(long, value_name = "DEVICE")]
+    pub overwrite: Vec<String>,
     /// Go through the page cache.
     #[arg(long, help = "Go through the page cache, for file systems without O_DIRECT")]
     pub buffered: bool,

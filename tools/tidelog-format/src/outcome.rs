@@ -8,7 +8,7 @@ use tidelog_device_safety::DeviceRefusal;
 use tidelog_engine::layout::SuperblockError;
 use tidelog_engine::path::{DeviceOpenError, DeviceSpec};
 use tidelog_engine::pool::inspect::RepairError;
-use tidelog_engine::pool::{CalibrateError, FormatError, OpenError};
+use tidelog_engine::pool::{CalibrateError, FormatError, OpenError, ReplaceError};
 
 /// Report of a command that succeeded.
 #[derive(Debug)]
@@ -191,6 +191,14 @@ impl From<OpenError> for FormatFailure {
                 FormatExit::Damaged,
                 "only if the newer copies are lost for good: tidelog-format repair --accept-older-copies",
             ),
+            OpenError::Missing { .. } => (
+                FormatExit::NotAPool,
+                "what can be read without it: tidelog-format check --degraded",
+            ),
+            OpenError::Stale { .. } | OpenError::Unreplaced { .. } => (
+                FormatExit::Refused,
+                "`inspect` of the other devices says what the pool has gone on without",
+            ),
             OpenError::OverwrittenStart { .. } => (FormatExit::Refused, OVERWRITTEN_HELP),
             OpenError::Recovery { .. } => (
                 FormatExit::Damaged,
@@ -234,6 +242,26 @@ impl From<FormatError> for FormatFailure {
             _ => (FormatExit::Failed, ""),
         };
         Self::new(exit, error.to_string(), help)
+    }
+}
+
+impl From<ReplaceError> for FormatFailure {
+    fn from(error: ReplaceError) -> Self {
+        match error {
+            ReplaceError::Open(error) => error.into(),
+            ReplaceError::New(error) => error.into(),
+            ReplaceError::NoneMissing | ReplaceError::TooSmall { .. } => {
+                Self::new(FormatExit::Usage, error.to_string(), "")
+            }
+            ReplaceError::Lost { .. } | ReplaceError::NoRoom(_) => {
+                Self::new(FormatExit::Refused, error.to_string(), "")
+            }
+            _ => Self::new(
+                FormatExit::Failed,
+                error.to_string(),
+                "once that is mended, the same command finishes it; until then the pool opens without the new device",
+            ),
+        }
     }
 }
 

@@ -98,6 +98,10 @@ pub struct tide_pool_options {
     /// write fails once the file system is full. Otherwise all is; with zeroes, where the file
     /// system cannot reserve, which takes as long as it takes to write them.
     pub sparse: u64,
+    /// Non-zero opens a pool of which one device is missing, if it may have tensors with two
+    /// copies: those are whole, and the pool goes on without the device, which is stale from then
+    /// on. Otherwise that is an error which says what is missing.
+    pub degraded: u64,
 }
 
 // SAFETY: numbers and pointers, of which any bytes are a value; `size` comes first.
@@ -130,6 +134,7 @@ pub unsafe extern "C" fn tide_pool_open(options: *const tide_pool_options, pool:
             must_exist: options.must_exist != 0,
             sparse: options.sparse != 0,
             read_only: options.read_only != 0,
+            degraded: options.degraded != 0,
             share_count: 1,
             place: place_numbered(options.gpu),
             // SAFETY: by this function's contract it stays until the pool is closed.

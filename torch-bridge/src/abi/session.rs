@@ -274,6 +274,7 @@ pub unsafe extern "C" fn tide_session_open(
                 must_exist: options.must_exist != 0,
                 sparse: options.sparse != 0,
                 read_only: false,
+                degraded: false,
                 share_count: share_count_of(options.share_count)?,
                 place: place_numbered(options.gpu),
                 arena: None,

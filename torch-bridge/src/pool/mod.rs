@@ -47,6 +47,8 @@ pub(crate) struct PoolConfig<'a> {
     pub(crate) sparse: bool,
     /// Writes nothing to the devices; the pool must be there.
     pub(crate) read_only: bool,
+    /// Goes on where one device is missing; the pool must be there.
+    pub(crate) degraded: bool,
     /// Shares of a pool that is made.
     pub(crate) share_count: u32,
     /// Place of the memory that moves.
@@ -75,7 +77,7 @@ pub(crate) fn open_pool(config: &PoolConfig<'_>) -> Result<OpenedPool, Failure> 
     let (path, backend) = DataPath::named(config.data_path)?.open(config.place, config.arena)?;
     let mut made = None;
     let making = lock_folder_of(&devices)?;
-    let may_make = !config.must_exist && !config.read_only;
+    let may_make = !config.must_exist && !config.read_only && !config.degraded;
     if may_make && devices.iter().all(is_unmade) {
         let device_size = device_size(&devices, config)?;
         devices.iter().try_for_each(|device| lengthen(device, device_size))?;
@@ -97,6 +99,7 @@ pub(crate) fn open_pool(config: &PoolConfig<'_>) -> Result<OpenedPool, Failure> 
         buffered: config.buffered,
         share: config.share,
         read_only: config.read_only,
+        degraded: config.degraded,
         staging: ByteCount(config.staging),
         gpu: gpu_of(config.place).map_err(Failure::pool)?,
         ..OpenOptions::default()

@@ -77,7 +77,9 @@ impl Space {
             return Err(format!("the index owns {found} segments and knows {held}"));
         }
         let space = self.space_use();
-        let sum = space.live.0 + space.dead.0 + space.free.0 + space.reserved.0 + space.index.0;
+        let held = [space.live, space.reserved, space.index];
+        let others = [space.dead, space.free, space.missing];
+        let sum: u64 = held.into_iter().chain(others).map(|part| part.0).sum();
         if sum != space.capacity.0 {
             return Err(format!("{space:?} sums to {sum}"));
         }

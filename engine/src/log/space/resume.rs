@@ -23,6 +23,7 @@ impl Space {
     /// ever part of a commit that still holds, so it may be written again.
     pub fn resume(&mut self) {
         let Self { segments, free, open, .. } = self;
+        let (gaps, blocks) = (self.gaps, self.segment_blocks);
         free.retain(|&index| segments[index as usize].state == State::Free);
         let lanes = Copies::ALL.into_iter().flat_map(|copies| {
             let durability = Durability::Durable;
@@ -30,7 +31,10 @@ impl Space {
         });
         for lane in lanes {
             let candidates = segments.iter_mut().enumerate().filter(|(_, segment)| {
-                segment.state == State::Sealed(lane) && segment.filled < self.segment_blocks
+                let room = gaps.map_or(blocks - segment.filled, |gaps| {
+                    gaps.room(segment.filled, blocks, lane.copies)
+                });
+                segment.state == State::Sealed(lane) && room > 0
             });
             if let Some((index, segment)) = candidates.min_by_key(|(_, segment)| segment.filled) {
                 segment.state = State::Open(lane);

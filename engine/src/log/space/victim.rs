@@ -49,7 +49,7 @@ impl Space {
         let age_max = 1 + blocks / AGE_SHARE;
         let candidates = (0_u32..).zip(&self.segments).filter_map(|(index, segment)| {
             let State::Sealed(lane) = segment.state else { return None };
-            let (live, dead) = (u64::from(segment.live), self.dead_in(index));
+            let (live, dead) = (u64::from(segment.live), self.dead_in(index, lane));
             let fits = live <= self.available(lane, AllocationReach::Reserve);
             let kind = wanted.durability.is_none_or(|durability| durability == lane.durability);
             let worth = 8 * dead >= wanted.dead_eighths_min * u64::from(self.segment_blocks);
@@ -92,10 +92,12 @@ impl Space {
 
     /// Returns the most that reclamation could free.
     pub fn reclaimable(&self) -> ByteCount {
-        let sealed = (0_u32..).zip(&self.segments).filter(|(_, segment)| {
-            matches!(segment.state, State::Sealed(_)) && segment.reserved == 0 && !segment.unmovable
+        let sealed = (0_u32..).zip(&self.segments).filter_map(|(index, segment)| {
+            let State::Sealed(lane) = segment.state else { return None };
+            let is_movable = segment.reserved == 0 && !segment.unmovable;
+            is_movable.then(|| self.dead_in(index, lane))
         });
-        ByteCount(sealed.map(|(index, _)| self.dead_in(index)).sum::<u64>() * BLOCK_BYTES)
+        ByteCount(sealed.sum::<u64>() * BLOCK_BYTES)
     }
 
     /// Free segments that puts may take.
@@ -108,9 +110,11 @@ impl Space {
         self.segments.len() as u32
     }
 
-    /// Dead blocks of a sealed segment, what was never filled included.
-    fn dead_in(&self, index: u32) -> u64 {
+    /// Blocks that come back if a sealed segment of this lane is emptied: those that are dead, what
+    /// was never filled included. Where a device is missing, less than what lives in a segment may
+    /// fit into another.
+    fn dead_in(&self, index: u32, lane: Lane) -> u64 {
         let segment = &self.segments[index as usize];
-        u64::from(self.segment_blocks - segment.live - segment.reserved)
+        u64::from(self.usable(lane.copies).saturating_sub(segment.live + segment.reserved))
     }
 }

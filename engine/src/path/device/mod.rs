@@ -26,7 +26,7 @@ pub use self::reserve::FillProgress;
 use self::reserve::reserve;
 use super::DeviceCapabilities;
 use super::error::help_with_open_files;
-use super::operation::Action;
+use super::operation::{Action, Status};
 use crate::memory::ALIGNMENT;
 use crate::units::ByteCount;
 
@@ -135,6 +135,24 @@ pub enum DeviceOpenError {
         /// The kernel's answer.
         source: io::Error,
     },
+}
+
+impl DeviceOpenError {
+    /// Returns whether the name stands for nothing now, or for a device that is gone.
+    pub fn is_of_absence(&self) -> bool {
+        let errno = |source: &io::Error| source.raw_os_error();
+        match self {
+            Self::Missing { .. } => true,
+            Self::Open { source, .. } | Self::Size { source, .. } => {
+                source.kind() == io::ErrorKind::NotFound
+                    || errno(source).is_some_and(|it| {
+                        let gone = Status::Errno(it).is_removal();
+                        gone || it == libc::EIO
+                    })
+            }
+            _ => false,
+        }
+    }
 }
 
 /// Kind of a device for the operating system.

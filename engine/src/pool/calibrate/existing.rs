@@ -6,13 +6,13 @@ use super::{AREA, CalibrateError, CalibrateProgress, Calibration, measure};
 use crate::layout::Superblock;
 use crate::log::{Contents, IndexRoom, LogPlace, Recovered, Space, recover};
 use crate::path::{Extent, MemberSource, OpenMode};
-use crate::pool::arrangement::arrange;
+use crate::pool::arrangement::{Arranged, arrange};
 use crate::pool::events::ShareOnDevices;
 use crate::pool::media::{MetadataIo, metadata_only};
 use crate::pool::members::{Member, MemberAccess, Members, MembersReactor};
 use crate::pool::{OpenError, Pool, owner, settle, start, superblocks};
 use crate::schedule::Reactor;
-use crate::units::ByteCount;
+use crate::units::{ByteCount, DeviceSet};
 
 impl Pool {
     /// Measures how many operations must be in flight on each device of a pool, and stores that in
@@ -40,7 +40,7 @@ fn calibrate(
     if members.is_empty() {
         return Err(OpenError::Devices(0).into());
     }
-    let (members, superblocks, _) = arrange(members)?;
+    let Arranged { members, superblocks, .. } = arrange(members)?;
     start::refuse_overwritten(&members, &superblocks)?;
     let grows = superblocks.iter().all(|superblock| superblock.index_in_segments);
     let Superblock { pool, geometry, .. } = superblocks[0];
@@ -71,7 +71,8 @@ fn with_media<T>(
     let mode = OpenMode { buffered, ..OpenMode::default() };
     let provider = members.best_provider(mode)?;
     let reactor = MembersReactor::new(members, Reactor::start(provider, metadata_only())?);
-    let done = act(&MetadataIo { reactor: &reactor, written: &AtomicU64::new(0) })?;
+    let (written, missing) = (&AtomicU64::new(0), DeviceSet::default());
+    let done = act(&MetadataIo { reactor: &reactor, written, missing })?;
     reactor.close()?;
     Ok(done)
 }

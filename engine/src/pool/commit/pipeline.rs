@@ -283,13 +283,15 @@ impl Pipeline {
             // The device may refuse, and then it is needed again.
             left.push(write.clone());
         }
-        let flight = Self::write(commits, step, write);
+        let flight = self.write(commits, step, write);
         self.recording = Some(Recording { group, left, touched, checkpoint, end, step, flight });
     }
 
-    fn write(commits: &Arc<Commits>, step: Step, write: MetaWrite) -> CommitIo {
+    fn write(&self, commits: &Arc<Commits>, step: Step, write: MetaWrite) -> CommitIo {
         let MetaWrite { devices, offset, bytes } = write;
-        let devices: Vec<DeviceIndex> = devices.map(DeviceIndex).collect();
+        let absent = self.log.absent();
+        let devices = devices.map(DeviceIndex).filter(|device| !absent.contains(*device));
+        let devices: Vec<DeviceIndex> = devices.collect();
         let copies = (bytes.len() * devices.len()) as u64;
         commits.shared.written.metadata.fetch_add(copies, Ordering::Relaxed);
         CommitIo::begin(commits, |finish| {
@@ -307,7 +309,7 @@ impl Pipeline {
         if let (Step::Write, Ok(())) = (recording.step, &ended)
             && let Some(write) = recording.left.pop()
         {
-            recording.flight = Self::write(commits, Step::Write, write);
+            recording.flight = self.write(commits, Step::Write, write);
             self.recording = Some(recording);
             return true;
         }
@@ -332,7 +334,7 @@ impl Pipeline {
                 self.stats.forced_records = Feature::Off(format!("refused: {error}"));
                 let Some(write) = recording.left.pop() else { return true };
                 recording.step = Step::Write;
-                recording.flight = Self::write(commits, Step::Write, write);
+                recording.flight = self.write(commits, Step::Write, write);
                 self.recording = Some(recording);
             }
             (Step::Force | Step::Write, Err(ControlError::Submit(refused))) => {

@@ -9,10 +9,11 @@ use crate::layout::{Geometry, Superblock};
 use crate::log::StripeMap;
 use crate::path::{MemberSource, OpenMode};
 use crate::pool::OpenError;
-use crate::pool::arrangement::arrange;
+use crate::pool::arrangement::{Arranged, Completeness};
 use crate::pool::events::ShareOnDevices;
 use crate::pool::media::MetadataIo;
-use crate::pool::members::{Member, MemberAccess, Members, MembersReactor};
+use crate::pool::members::{MemberAccess, Members, MembersReactor};
+use crate::pool::open::open_members;
 use crate::schedule::{Reactor, ReactorOptions};
 use crate::units::ByteCount;
 
@@ -82,21 +83,38 @@ pub fn check<Source: MemberSource>(
     buffered: bool,
     progress: &mut dyn FnMut(CheckProgress),
 ) -> Result<CheckReport, OpenError> {
-    check_members(Members::open(sources, &MemberAccess::to_read(buffered))?, buffered, progress)
+    check_those(sources, buffered, Completeness::Whole, progress)
 }
 
-fn check_members(
-    members: Vec<Member>,
+/// Verifies a pool of which one device may be missing, as [`check`] does. What it had is read from
+/// the others; what they do not have is lost.
+pub fn check_degraded<Source: MemberSource>(
+    sources: &[Source],
     buffered: bool,
     progress: &mut dyn FnMut(CheckProgress),
 ) -> Result<CheckReport, OpenError> {
-    let (members, superblocks, damaged) = arrange(members)?;
+    check_those(sources, buffered, Completeness::Degraded, progress)
+}
+
+fn check_those<Source: MemberSource>(
+    sources: &[Source],
+    buffered: bool,
+    completeness: Completeness,
+    progress: &mut dyn FnMut(CheckProgress),
+) -> Result<CheckReport, OpenError> {
+    let access = MemberAccess::to_read(buffered);
+    let arranged = open_members(sources, &access, completeness)?;
+    let Arranged { members, superblocks, damaged, missing } = arranged;
     let superblock = superblocks.first().ok_or(OpenError::Devices(0))?;
     let Superblock { pool, geometry, .. } = *superblock;
     let reactor = reactor_to_read(&members, &geometry, buffered)?;
-    let media = MetadataIo { reactor: &reactor, written: &AtomicU64::new(0) };
+    let media = MetadataIo { reactor: &reactor, written: &AtomicU64::new(0), missing };
     let (names, each) = (members.names(), members.each());
-    let mut damage = devices::damage(&members, &superblocks, &damaged);
+    let mut damage: Vec<Damage> = missing
+        .iter()
+        .map(|device| Damage::Missing { device: names[usize::from(device.0)].clone() })
+        .collect();
+    damage.extend(devices::damage(&members, &superblocks, &damaged));
     let mut unsettled = devices::unsettled(&members, &damaged);
     let mut tensors = Vec::new();
     for share in 0..geometry.shares {
@@ -110,7 +128,7 @@ fn check_members(
     }
     let bytes = ByteCount(tensors.iter().map(ReadableVersion::bytes).sum());
     let sealed = tensors.iter().filter(|version| !version.current).count() as u64;
-    let stripes = StripeMap::new(&geometry);
+    let stripes = StripeMap::new(&geometry).without(missing);
     let reader = Reader { reactor: &reactor, stripes, devices: &names };
     let Findings { tensors: lost, copies } = reader.damaged(&tensors, progress);
     damage.extend(copies.into_iter().map(Damage::TensorCopy));

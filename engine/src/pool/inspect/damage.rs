@@ -8,6 +8,11 @@ use crate::units::ByteCount;
 /// Damage: something that is not as it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Damage {
+    /// A device that is missing, with all that it had.
+    Missing {
+        /// The device.
+        device: String,
+    },
     /// One of a device's two superblocks.
     Superblock {
         /// The device.
@@ -152,7 +157,8 @@ impl Damage {
     pub fn is_repairable(&self) -> bool {
         !matches!(
             self,
-            Self::OverwrittenStart { .. }
+            Self::Missing { .. }
+                | Self::OverwrittenStart { .. }
                 | Self::Index { .. }
                 | Self::OlderCopy { .. }
                 | Self::Tensor(_)
@@ -163,6 +169,9 @@ impl Damage {
 impl fmt::Display for Damage {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Missing { device } => {
+                write!(out, "{device}: what has two copies has lost one, with all other redundancy")
+            }
             Self::Superblock { device, copy, other: None } => {
                 write!(out, "{device}: superblock copy {copy} is damaged or missing")
             }

@@ -15,7 +15,8 @@ pub(super) fn damage(
     damaged: &[Damaged],
 ) -> Vec<Damage> {
     let mut damage = Vec::new();
-    for ((place, member), superblock) in (0..).zip(&members.0).zip(superblocks) {
+    for (place, member) in members.present() {
+        let superblock = &superblocks[usize::from(place)];
         let device = || member.name();
         let overwritten = start::overwritten(member, superblock);
         let is_overwritten = overwritten.is_some();

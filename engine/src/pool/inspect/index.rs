@@ -11,6 +11,7 @@ use crate::log::{
     SpaceUse, recover,
 };
 use crate::pool::SealDescription;
+use crate::units::DeviceSet;
 
 /// A share's index as the next opener will find it.
 #[derive(Clone, Debug)]
@@ -100,17 +101,19 @@ impl IndexView {
     }
 }
 
-/// Reads the index of a share, of which `mark` says how far it went.
+/// Reads the index of a share, of which `mark` says how far it went, of a pool from which devices
+/// may be missing.
 ///
 /// # Errors
 /// Why it cannot be read from any copy.
 pub(super) fn read_index<M: LogMedia>(
     superblock: &Superblock,
     share: u32,
-    mark: LogMark,
+    (mark, missing): (LogMark, DeviceSet),
     media: &M,
 ) -> Result<IndexView, String> {
     let place = LogPlace::of(superblock, share).ok_or("there is no such share")?;
+    let place = place.without(missing, missing);
     let all = recover(place, mark, media).map_err(|error| error.to_string())?;
     let copies = IndexCopies { place, mark, media, all: &all };
     let copies = place.copies().map(|device| copies.copy(device)).collect();

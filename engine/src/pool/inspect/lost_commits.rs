@@ -9,12 +9,12 @@ use super::older::AcceptError;
 use super::tensors::{ReadableVersion, Reader};
 use crate::log::{LogPlace, LostCommits, StripeMap, recover, recover_rest};
 use crate::path::MemberSource;
-use crate::pool::arrangement::arrange;
+use crate::pool::arrangement::{Arranged, arrange};
 use crate::pool::events::ShareOnDevices;
 use crate::pool::media::MetadataIo;
 use crate::pool::members::{MemberAccess, Members};
 use crate::pool::{OpenError, OpenOptions, Pool};
-use crate::units::ByteCount;
+use crate::units::{ByteCount, DeviceSet};
 
 /// A share of which commits are lost.
 #[derive(Clone, Debug)]
@@ -41,11 +41,12 @@ pub fn lost_commits<Source: MemberSource>(
     progress: &mut dyn FnMut(CheckProgress),
 ) -> Result<Vec<LostShare>, OpenError> {
     let members = Members::open(sources, &MemberAccess::to_read(buffered))?;
-    let (members, superblocks, _) = arrange(members)?;
+    let Arranged { members, superblocks, .. } = arrange(members)?;
     let superblock = superblocks.first().ok_or(OpenError::Devices(0))?;
     let geometry = &superblock.geometry;
     let reactor = reactor_to_read(&members, geometry, buffered)?;
-    let media = MetadataIo { reactor: &reactor, written: &AtomicU64::new(0) };
+    let (written, missing) = (&AtomicU64::new(0), DeviceSet::default());
+    let media = MetadataIo { reactor: &reactor, written, missing };
     let mut lost = Vec::new();
     for share in 0..geometry.shares {
         let no_share = OpenError::NoShare { share, shares: geometry.shares };
@@ -82,7 +83,7 @@ pub fn accept_lost_commits<Source: MemberSource>(
 ) -> Result<(), AcceptError> {
     for LostShare { share, commits, .. } in lost {
         let members = Members::open(sources, &MemberAccess::to_read(buffered));
-        let (members, superblocks, _) = arrange(members?)?;
+        let Arranged { members, superblocks, .. } = arrange(members?)?;
         drop(members);
         let unit = superblocks.first().map_or(0, |it| it.geometry.stripe_unit);
         let defaults = OpenOptions::default();

@@ -20,7 +20,7 @@ mod tests;
 mod view;
 mod wipe;
 
-pub use check::{CheckProgress, CheckReport, check};
+pub use check::{CheckProgress, CheckReport, check, check_degraded};
 pub use damage::{Damage, DamagedTensor, DamagedTensorCopy, Unsettled};
 pub use index::{CopyState, IndexCopy, IndexView};
 pub use lost::{DropError, DropName, Lost};

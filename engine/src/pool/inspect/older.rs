@@ -2,7 +2,7 @@
 
 use crate::layout::Geometry;
 use crate::path::MemberSource;
-use crate::pool::arrangement::arrange;
+use crate::pool::arrangement::{Arranged, arrange};
 use crate::pool::events::{OlderCopy, ShareOnDevices};
 use crate::pool::members::{MemberAccess, Members};
 use crate::pool::{CloseError, OpenError, OpenOptions, Pool};
@@ -53,7 +53,7 @@ fn find<Source: MemberSource>(
     buffered: bool,
 ) -> Result<(Geometry, Vec<(u32, OlderCopy)>), OpenError> {
     let members = Members::open(sources, &MemberAccess::to_read(buffered))?;
-    let (members, superblocks, _) = arrange(members)?;
+    let Arranged { members, superblocks, .. } = arrange(members)?;
     let superblock = superblocks.first().ok_or(OpenError::Devices(0))?;
     let members = members.each();
     let older = (0..superblock.geometry.shares).flat_map(|share| {

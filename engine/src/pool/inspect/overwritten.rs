@@ -6,7 +6,7 @@ use crate::layout::{
     protective_mbr,
 };
 use crate::path::MemberSource;
-use crate::pool::arrangement::arrange;
+use crate::pool::arrangement::{Arranged, arrange};
 use crate::pool::events::ShareOnDevices;
 use crate::pool::foreign::{self, Foreign};
 use crate::pool::holder::holder_offset;
@@ -33,7 +33,7 @@ pub fn accept_overwritten_start<Source: MemberSource>(
     buffered: bool,
 ) -> Result<Vec<OverwrittenStart>, OpenError> {
     let members = Members::open(sources, &MemberAccess::alone(buffered))?;
-    let (members, superblocks, _) = arrange(members)?;
+    let Arranged { members, superblocks, .. } = arrange(members)?;
     let each = members.0.iter().zip(&superblocks);
     let found: Vec<Option<String>> =
         each.map(|(member, superblock)| start::overwritten(member, superblock)).collect();

@@ -21,21 +21,28 @@ pub(super) fn look<M: LogMedia>(
 ) -> ShareFindings {
     let share = devices.share;
     let seen = devices.seen();
-    let mut damage = damage_of_count(share, &seen, names);
-    match read_index(devices.superblock, share, seen.mark(), media) {
+    let mut damage = damage_of_count(devices, &seen, names);
+    let of = (seen.mark(), devices.missing());
+    match read_index(devices.superblock, share, of, media) {
         Err(why) => {
             damage.push(Damage::Index { share, why });
             ShareFindings { damage, unsettled: Vec::new(), index: None }
         }
         Ok(index) => {
             let mut unsettled = Vec::new();
+            let missing = devices.missing();
+            let copies = devices.superblock.geometry.metadata_devices();
+            let lacks = |copy: &u8| missing.iter().any(|it| it.0 % copies == *copy);
             for IndexCopy { device, state, .. } in &index.copies {
+                let copy = *device;
                 let device = names[usize::from(*device)].clone();
                 match state.clone() {
                     CopyState::Whole => (),
                     CopyState::Behind(what) => {
                         unsettled.push(Unsettled::Copy { share, device, what });
                     }
+                    // It lacks what is missing, of which there is a word already.
+                    CopyState::Damaged(_) if lacks(&copy) => (),
                     CopyState::Damaged(why) => {
                         damage.push(Damage::IndexCopy { share, device, why });
                     }
@@ -53,9 +60,14 @@ pub(super) fn look<M: LogMedia>(
 }
 
 /// Returns the damage of a share's event counts.
-fn damage_of_count(share: u32, seen: &SeenOfShare, names: &[String]) -> Vec<Damage> {
-    let counts = seen.events.iter().zip(names);
-    let lost = counts.filter(|(events, _)| events.is_none());
+fn damage_of_count(
+    devices: &ShareOnDevices<'_>,
+    seen: &SeenOfShare,
+    names: &[String],
+) -> Vec<Damage> {
+    let share = devices.share;
+    let counts = seen.events.iter().zip(devices.members).zip(names);
+    let lost = counts.filter(|((events, member), _)| events.is_none() && member.is_some());
     let lost = lost.map(|(_, device)| Damage::Holder { share, device: device.clone() });
     let older = seen.older.iter().cloned();
     let older = older.map(|OlderCopy { device, why }| Damage::OlderCopy { share, device, why });

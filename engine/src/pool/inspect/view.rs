@@ -7,7 +7,7 @@ use crate::layout::{
 };
 use crate::path::MemberSource;
 use crate::pool::OpenError;
-use crate::pool::arrangement::{PlacedMember, place};
+use crate::pool::arrangement::place;
 use crate::pool::events::{OlderCopy, ShareOnDevices};
 use crate::pool::holder::last_holder;
 use crate::pool::media::MemberMedia;
@@ -94,9 +94,8 @@ pub fn inspect<Source: MemberSource>(sources: &[Source]) -> Result<PoolView, Ope
 
 fn view_members(members: Vec<Member>) -> Result<PoolView, OpenError> {
     let places = place(members)?;
-    let Some(&PlacedMember { superblock, .. }) = places.first() else {
-        return Err(OpenError::Devices(0));
-    };
+    let newest = places.iter().map(|it| it.superblock).max_by_key(|it| it.generation);
+    let superblock = newest.ok_or(OpenError::Devices(0))?;
     let geometry = superblock.geometry;
     let here = |device: u32| places.iter().find(|it| it.superblock.device == device);
     let missing = (0..geometry.devices).filter(|device| here(*device).is_none()).collect();
@@ -121,10 +120,7 @@ fn view_members(members: Vec<Member>) -> Result<PoolView, OpenError> {
             let seen = devices.seen();
             let mark = seen.mark();
             let mark = LogMark { closed: mark.closed && !held, ..mark };
-            let index = read_index(&superblock, share, mark, &media).map(|mut index| {
-                index.copies.retain(|copy| here(u32::from(copy.device)).is_some());
-                index
-            });
+            let index = read_index(&superblock, share, (mark, devices.missing()), &media);
             Some(ShareView { share, area, held, holder, index, older: seen.older })
         })
         .collect();

@@ -3,6 +3,7 @@
 mod behaviour;
 mod commits;
 mod copies;
+mod degraded;
 mod durable;
 mod events;
 mod format;

@@ -147,6 +147,7 @@ pub fn pool_options(
         must_exist: 0,
         read_only: 0,
         sparse: 0,
+        degraded: 0,
     }
 }
 

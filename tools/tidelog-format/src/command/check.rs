@@ -4,15 +4,19 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 use tidelog_command_line::{FormatExit, printable, shell_word};
-use tidelog_engine::pool::inspect::{CheckReport, Damage, DamagedTensorCopy, DropName, check};
+use tidelog_engine::pool::inspect::{
+    CheckReport, Damage, DamagedTensorCopy, DropName, check, check_degraded,
+};
 
 use super::{advance, progress_bar, specs};
-use crate::cli::PoolArgs;
+use crate::cli::PoolCheckArgs;
 use crate::outcome::{CommandReport, FormatFailure, OVERWRITTEN_HELP};
 
-pub(super) fn run(args: &PoolArgs) -> Result<CommandReport, FormatFailure> {
+pub(super) fn run(args: &PoolCheckArgs) -> Result<CommandReport, FormatFailure> {
     let bar = progress_bar("verifying");
-    let report = check(&specs(&args.devices), args.buffered, &mut |progress| {
+    let check = if args.degraded { check_degraded } else { check };
+    let pool = &args.pool;
+    let report = check(&specs(&pool.devices), pool.buffered, &mut |progress| {
         advance(&bar, progress.done, progress.total);
     });
     bar.finish_and_clear();
@@ -26,6 +30,11 @@ pub(super) fn run(args: &PoolArgs) -> Result<CommandReport, FormatFailure> {
         text.push_str(
             "put back what was used last; only if that is lost for good, or if nothing is LOST here: \
              tidelog-format repair --accept-older-copies\n",
+        );
+    }
+    if report.damage.iter().any(|it| matches!(it, Damage::Missing { .. })) {
+        text.push_str(
+            "put it back, or have another device take its place: tidelog-format replace\n",
         );
     }
     if repairable > 0 {
@@ -75,6 +84,7 @@ pub(super) fn text(report: &CheckReport) -> String {
     }
     for damage in &report.damage {
         let kind = match damage {
+            Damage::Missing { .. } => "MISSING",
             Damage::OlderCopy { .. } => "OLDER",
             Damage::OverwrittenStart { .. } => "OVERWRITTEN",
             damage if damage.is_repairable() => "damaged",
@@ -135,6 +145,7 @@ pub(super) fn json(report: &CheckReport) -> Value {
 
 fn damage_json(damage: &Damage) -> Value {
     let (kind, name, id) = match damage {
+        Damage::Missing { .. } => ("missing", None, None),
         Damage::Superblock { .. } => ("superblock", None, None),
         Damage::OverwrittenStart { .. } => ("overwritten-start", None, None),
         Damage::ProtectiveMbr { .. } => ("protective-mbr", None, None),

@@ -70,7 +70,10 @@ pub(super) fn text(view: &PoolView) -> String {
         }
     }
     for place in &view.missing {
-        let _ = writeln!(text, "device {place} was not named");
+        let gone = view.superblock.missing.iter().any(|it| u32::from(it.0) == *place);
+        let what =
+            if gone { "is MISSING: the pool has gone on without it" } else { "was not named" };
+        let _ = writeln!(text, "device {place} {what}");
     }
     view.shares.iter().for_each(|share| text.push_str(&share_text(share)));
     text
@@ -219,6 +222,7 @@ pub(super) fn json(view: &PoolView) -> Value {
         "geometry": geometry_json(&view.superblock.geometry),
         "devices": devices,
         "missing": view.missing,
+        "gone_on_without": view.superblock.missing.iter().map(|it| it.0).collect::<Vec<_>>(),
         "shares": shares,
     })
 }

@@ -8,6 +8,7 @@ mod lba;
 mod list;
 mod regions;
 mod repair;
+mod replace;
 mod table;
 mod take_over;
 mod wipe;
@@ -35,6 +36,7 @@ pub fn run(command: &FormatCommand) -> CommandOutcome {
         FormatCommand::Inspect(args) => inspect::run(args),
         FormatCommand::Check(args) => check::run(args),
         FormatCommand::Repair(args) => repair::run(args, &system),
+        FormatCommand::Replace(args) => replace::run(args, &system),
         FormatCommand::Wipe(args) => wipe::run(args, &system),
         FormatCommand::Lba(args) => lba::run(args, &system),
         FormatCommand::Calibrate(args) => calibrate::run(args, &system),

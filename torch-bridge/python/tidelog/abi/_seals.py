@@ -54,6 +54,7 @@ class PoolOptions(ctypes.Structure):
         ("must_exist", _u64),
         ("read_only", _u64),
         ("sparse", _u64),
+        ("degraded", _u64),
     ]
 
 
@@ -120,23 +121,25 @@ class Pool:
         self._library = _library()
 
     @classmethod
-    def open(cls, devices: str, *, read_only: bool, share: int = 0, buffered: bool = False) -> Pool:
-        """A pool that is there."""
+    def open(
+        cls, devices: str, *, read_only: bool, share: int = 0, buffered: bool = False, degraded: bool = False
+    ) -> Pool:
+        """A pool that is there; `degraded` allows one device to be missing."""
         pool, handle = cls(), _u64()
         options = PoolOptions(devices=devices.encode(), data_path=b"auto", staging=_STAGING, share=share)
         options.size, options.must_exist = ctypes.sizeof(PoolOptions), 1
-        options.buffered, options.read_only = buffered, read_only
+        options.buffered, options.read_only, options.degraded = buffered, read_only, degraded
         pool._library.tide_pool_open(ctypes.byref(options), ctypes.byref(handle))
         pool._handle = handle.value
         return pool
 
     @classmethod
-    def at(cls, devices: str, *, read_only: bool, share: int, buffered: bool) -> Pool:
+    def at(cls, devices: str, *, read_only: bool, share: int, buffered: bool, degraded: bool = False) -> Pool:
         """Opens a pool, or returns that of a session of this process which has it open: a share is open once."""
         for session in open_sessions:
             if session.is_open() and (session.devices, session.share) == (devices.encode(), share):
                 return cls.of_session(session)
-        return cls.open(devices, read_only=read_only, share=share, buffered=buffered)
+        return cls.open(devices, read_only=read_only, share=share, buffered=buffered, degraded=degraded)
 
     @classmethod
     def of_session(cls, session: Session) -> Pool:

@@ -228,13 +228,23 @@ class Checkpoints:
         with tidelog.Checkpoints("/mnt/nvme/tide") as checkpoints:
             state = checkpoints.restore("step 1000")
 
-    They live as long as the pool; `export` writes a file that does not need it."""
+    They live as long as the pool; `export` writes a file that does not need it. With `degraded` one device of a pool
+    with two copies may be missing."""
 
-    def __init__(self, pool: StrPath | Pool, *, read_only: bool = True, share: int = 0, buffered: bool = False):
+    def __init__(
+        self,
+        pool: StrPath | Pool,
+        *,
+        read_only: bool = True,
+        share: int = 0,
+        buffered: bool = False,
+        degraded: bool = False,
+    ):
         if isinstance(pool, Pool):
             self._pool = pool
         else:
-            self._pool = Pool.at(_devices.listed(pool), read_only=read_only, share=share, buffered=buffered)
+            devices = _devices.listed(pool)
+            self._pool = Pool.at(devices, read_only=read_only, share=share, buffered=buffered, degraded=degraded)
 
     def __enter__(self) -> Checkpoints:
         return self

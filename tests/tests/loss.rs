@@ -1,0 +1,16 @@
+//! Lives in which devices are lost: some of those that `tidelog-sim --losses` lives.
+
+use tidelog_tests::loss::{LossFigures, live};
+
+#[test]
+fn lives_with_a_lost_device_lose_nothing_durable() {
+    let mut all = LossFigures::default();
+    for seed in 2_000_000..2_000_060 {
+        let figures = live(seed).unwrap_or_else(|what| panic!("seed {seed}: {what}"));
+        all.add(&figures);
+    }
+    // What was never met proves nothing.
+    assert!(all.during_work > 20 && all.refused > 40, "{all:?}");
+    assert!(all.replaced > 20 && all.kills > 10 && all.second_losses > 20, "{all:?}");
+    assert!(all.commits > 500 && all.compared > 500, "{all:?}");
+}
