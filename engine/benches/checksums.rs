@@ -6,8 +6,8 @@
 //!
 //! Bytes go in chunks from a large buffer to another one, as a put's do into the staging ring, and
 //! as a get's do from it; or from one chunk to another, both in the cache. All methods take turns,
-//! and a figure is the median of its turns: GB/s of the thread's own time, and the same over `memcpy`
-//! in that turn.
+//! and a figure is the median of its turns: GB/s of the thread's own time, and the same over
+//! `memcpy` in that turn.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -108,7 +108,8 @@ fn table(title: &str, works: &[(String, Work)], mut run: impl FnMut(&Work) -> u3
     println!();
 }
 
-/// Returns the seconds that this thread has had, which is less than what passes where others run, too.
+/// Returns the seconds that this thread has had, which is less than what passes where others run,
+/// too.
 fn time() -> f64 {
     Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap()).as_secs_f64()
 }

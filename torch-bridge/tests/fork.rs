@@ -123,6 +123,7 @@ fn in_a_forked_child_every_handle_says_so_and_the_parent_goes_on() {
         must_exist: 0,
         read_only: 0,
         sparse: 0,
+        degraded: 0,
     };
     let (mut session, mut pool, mut ticket) = (0, 0, 0);
     let bytes = vec![3_u8; 100_000];

@@ -245,7 +245,7 @@ impl Destination {
     /// Copies `bytes` to `offset`; the caller has checked that they fit.
     pub(crate) fn write(&mut self, offset: usize, bytes: &[u8]) {
         let target = self.place(offset, bytes.len());
-        // SAFETY: `place` answers for the range; `bytes` is a buffer of its own in memory that the
+        // SAFETY: `place` vouches for the range; `bytes` is a buffer of its own in memory that the
         // engine mapped, so that the two never overlap.
         unsafe { stream::copy(bytes.as_ptr(), target, bytes.len()) };
     }

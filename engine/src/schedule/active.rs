@@ -446,9 +446,10 @@ impl Active {
         self.advance();
     }
 
-    /// Compares a piece just read into `chunk` with its checksum, and returns what is wrong with it.
-    /// Where all of the piece goes to memory of the host, it is copied there at once: one pass over
-    /// the bytes does both. What turns out to be wrong is copied over, or is the transfer's error.
+    /// Compares a piece just read into `chunk` with its checksum, and returns what is wrong with
+    /// it. Where all of the piece goes to memory of the host, it is copied there at once: one pass
+    /// over the bytes does both. What turns out to be wrong is copied over, or is the transfer's
+    /// error.
     pub(super) fn check(
         &mut self,
         flight: PieceInFlight,

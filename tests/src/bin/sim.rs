@@ -153,9 +153,9 @@ fn lose(arguments: &Arguments, lives: u64) -> ExitCode {
                         return;
                     }
                     let seed = arguments.from + index;
-                    let lived = loss::live(seed);
+                    let outcome = loss::live(seed);
                     let mut total = total.lock().expect("no thread panics with the lock");
-                    match lived {
+                    match outcome {
                         Ok(figures) => total.0.add(&figures),
                         Err(what) => {
                             eprintln!("seed {seed} FAILED at {what}");

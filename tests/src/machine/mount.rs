@@ -134,7 +134,7 @@ impl Mount {
 #[derive(Debug)]
 pub struct Frozen<'mount> {
     mount: &'mount Mount,
-    /// Thaws it where nothing else does.
+    /// Process that thaws the file system where nothing else does.
     later: Child,
 }
 

@@ -258,19 +258,16 @@ fn get(pool: &Pool, number: u8) -> Vec<u8> {
 
 #[test]
 fn a_pool_on_an_overlay_is_as_any() {
-    on_file_system(
-        "a_pool_on_an_overlay_is_as_any",
-        FILE_SYSTEM_BYTES,
-        Mount::ext4,
-        |at| {
-            let (layers, merged) = (at.join("layers"), at.join("merged"));
-            [&layers, &merged].into_iter().for_each(|folder| std::fs::create_dir(folder).unwrap());
-            match Mount::overlay(&layers, &merged) {
-                Ok(mount) => is_used_as_any(mount.path()),
-                Err(why) => skip("a_pool_on_an_overlay_is_as_any", &why),
-            }
-        },
-    );
+    on_file_system("a_pool_on_an_overlay_is_as_any", FILE_SYSTEM_BYTES, Mount::ext4, |at| {
+        let (layers, merged) = (at.join("layers"), at.join("merged"));
+        for folder in [&layers, &merged] {
+            std::fs::create_dir(folder).unwrap();
+        }
+        match Mount::overlay(&layers, &merged) {
+            Ok(mount) => is_used_as_any(mount.path()),
+            Err(why) => skip("a_pool_on_an_overlay_is_as_any", &why),
+        }
+    });
 }
 
 /// Direct writes go through the page cache there, as the checksums are of what does not change.
@@ -318,7 +315,8 @@ fn writes_wait_for_a_frozen_file_system_and_go_on_when_it_is_thawed() {
 
 #[test]
 fn a_file_system_that_shuts_down_is_an_error_and_what_was_committed_is_there_afterwards() {
-    let test = "a_file_system_that_shuts_down_is_an_error_and_what_was_committed_is_there_afterwards";
+    let test =
+        "a_file_system_that_shuts_down_is_an_error_and_what_was_committed_is_there_afterwards";
     let xfs = |device: &Path, at: &Path| Mount::made_by(&["mkfs.xfs", "-q"], device, at);
     on_mount(test, 320 << 20, xfs, |device, mut mount| {
         for path in [PathChoice::Posix, PathChoice::Auto] {

@@ -51,7 +51,7 @@ pub(super) trait Vector: Copy {
     unsafe fn prefetch(at: *const u8);
 }
 
-/// What is done with bytes besides taking their checksum.
+/// Destination of bytes besides their checksum.
 pub(super) trait Copying {
     /// Processes a vector of which `to` is the place in the copy.
     ///
@@ -60,7 +60,7 @@ pub(super) trait Copying {
     unsafe fn put<V: Vector>(vector: V, to: *mut u8);
 }
 
-/// Nothing is copied.
+/// Absence of a copy.
 pub(super) struct Uncopied;
 
 /// The copy is in the cache afterwards.
@@ -90,8 +90,8 @@ impl Copying for Streamed {
     }
 }
 
-/// Returns the CRC32C of what had `sum` and of `length` bytes at `from`, which are copied to `to` if
-/// `C` copies: `ABREAST` vectors at a time, so that a multiplication need not wait for the one
+/// Returns the CRC32C of what had `sum` and of `length` bytes at `from`, which are copied to `to`
+/// if `C` copies: `ABREAST` vectors at a time, so that a multiplication need not wait for the one
 /// before.
 ///
 /// # Safety

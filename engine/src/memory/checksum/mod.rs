@@ -36,7 +36,8 @@ pub fn copy_with_checksum(from: &[u8], to: &mut [u8]) -> u32 {
 #[derive(Clone, Copy, Debug)]
 pub struct ChecksumMethod {
     name: &'static str,
-    /// For whole strides; the rest is done by the crate `crc32c`, as is all where there is none.
+    /// Functions for whole strides; the rest is done by the crate `crc32c`, as is all where there
+    /// are none.
     folding: Option<Folding>,
 }
 
@@ -149,8 +150,8 @@ impl ChecksumMethod {
         }
     }
 
-    /// Returns the functions for the whole strides of so many bytes, if there are any, and how many
-    /// bytes those have.
+    /// Returns the functions for the whole strides of `length` bytes, if there are any, and how
+    /// many bytes those have.
     fn whole_strides(&self, length: usize) -> (Option<Folding>, usize) {
         let whole = self.folding.map_or(0, |folding| length / folding.stride * folding.stride);
         (self.folding.filter(|_| whole > 0), whole)
