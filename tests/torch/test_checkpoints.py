@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import subprocess
 import textwrap
 import typing
 from functools import partial
@@ -17,6 +18,7 @@ from tidelog.abi._seals import Pool
 from tidetest import process
 from tidetest.requests import until_it_waits
 
+FORMAT = Path(__file__).resolve().parents[2] / "target" / "release" / "tidelog-format"
 MIB = 1 << 20
 LAYERS, WIDTH = 12, 512  # each weight is 1 MiB
 
@@ -184,6 +186,28 @@ def test_an_export_needs_no_pool_and_is_what_safetensors_reads(pool, tmp_path):
     for key, value in wanted.items():
         assert torch.equal(found[f"model.{key}"], value)
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_with_two_copies_a_checkpoint_is_there_without_any_one_device(tmp_path):
+    names = [str(tmp_path / name) for name in "abc"]
+    command = [FORMAT, "format", *names, "--size", "128MiB", "--copies", "2", "--buffered", "--yes"]
+    subprocess.run(command, check=True, capture_output=True)
+    model, optimizer = made()
+    with offload(model, optimizer, ",".join(names)) as tide:
+        train(model, optimizer, 1)
+        tide.checkpoint("x", {"model": model.state_dict(keep_vars=True)})
+    tide.restore()
+    wanted = model.state_dict()
+    for gone in names:
+        os.rename(gone, f"{gone} is away")
+        left = ",".join(name for name in names if name != gone)
+        with pytest.raises(tidelog.Error, match="degraded"):
+            tidelog.Checkpoints(left)
+        with tidelog.Checkpoints(left, degraded=True) as checkpoints:
+            found = checkpoints.restore("x")["model"]
+            assert found.keys() == wanted.keys()
+            assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+        os.rename(f"{gone} is away", gone)
 
 
 def test_a_file_is_imported_and_what_is_no_such_file_is_refused(pool, tmp_path):

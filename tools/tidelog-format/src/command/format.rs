@@ -239,7 +239,7 @@ impl Plan<'_> {
             "capacity_bytes": self.capacity().0,
             "copies": self.args.copies.count(),
             "geometry": super::inspect::geometry_json(geometry),
-            "redundancy": "none: losing one device loses the tensors of the whole pool",
+            "redundancy": redundancy(self.args.copies),
             "devices": devices,
         })
     }
