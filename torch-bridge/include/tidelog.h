@@ -145,6 +145,11 @@ extern "C" {
 #define TIDE_URGENT 1
 
 /**
+ * Flag of a put: it has as many copies as a durable tensor of the pool, for a seal to keep.
+ */
+#define TIDE_AS_DURABLE 2
+
+/**
  * Timeout of a wait without one: until the end, however long that takes. As an `int` it is -1.
  */
 #define TIDE_FOREVER UINT32_MAX

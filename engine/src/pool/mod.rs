@@ -384,6 +384,11 @@ impl Pool {
         self.0.read_only
     }
 
+    /// Returns the number of copies of durable tensors whose put does not say.
+    pub fn copies(&self) -> Copies {
+        self.0.copies
+    }
+
     /// Returns the description of the pool.
     pub fn description(&self) -> &PoolDescription {
         &self.0.description

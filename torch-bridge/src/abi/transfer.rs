@@ -15,6 +15,8 @@ use crate::error::{Failure, FailureKind};
 
 /// Flag of a transfer: it goes before those that are not urgent.
 pub const TIDE_URGENT: u32 = 1;
+/// Flag of a put: it has as many copies as a durable tensor of the pool, for a seal to keep.
+pub const TIDE_AS_DURABLE: u32 = 2;
 
 /// Writes `length` bytes as the scratch tensor `name`, replacing an older version once complete.
 /// The memory belongs to the library until `tide_ticket_released` says otherwise, also after
@@ -138,8 +140,9 @@ pub(super) fn submit_put(
     source: Source,
     flags: u32,
 ) -> Result<Ticket, Failure> {
-    let urgency = urgency(flags)?;
-    let options = PutOptions { urgency, ..PutOptions::default() };
+    let copies = (flags & TIDE_AS_DURABLE != 0).then(|| pool.copies());
+    let urgency = urgency(flags & !TIDE_AS_DURABLE)?;
+    let options = PutOptions { urgency, copies, ..PutOptions::default() };
     Ok(pool.put(name, source, options)?)
 }
 
@@ -167,7 +170,8 @@ pub(super) fn urgency(flags: u32) -> Result<Urgency, Failure> {
         0 => Ok(Urgency::Ahead),
         TIDE_URGENT => Ok(Urgency::Urgent),
         _ => Err(Failure::invalid(format!(
-            "flags have the bits {:#x}, which this version does not know; it knows TIDE_URGENT ({TIDE_URGENT:#x})",
+            "flags have the bits {:#x}, which this version does not know; it knows TIDE_URGENT ({TIDE_URGENT:#x}), and of \
+             puts TIDE_AS_DURABLE ({TIDE_AS_DURABLE:#x})",
             flags & !TIDE_URGENT
         ))),
     }

@@ -5,6 +5,7 @@ use std::collections::{HashSet, VecDeque};
 
 use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::Source;
+use tidelog_engine::pool::Copies;
 use tidelog_engine::schedule::Ticket;
 use tidelog_planner::residency::{CopyInLog, StorageId};
 use tidelog_planner::units::Bytes;
@@ -16,7 +17,8 @@ use crate::error::Failure;
 const IN_FLIGHT: usize = 16;
 
 impl Session {
-    /// Returns for each storage the id in the log of a copy that has its bytes, if there is one.
+    /// Returns for each storage the id in the log of a copy that has its bytes, if there is one and
+    /// the pool's durable tensors have no more.
     /// With a storage comes its memory, where that is in memory and may be read. It is compared
     /// with the copy there is. If they are to be written, those that have none and could leave get
     /// one, so that they are clean from then on.
@@ -25,6 +27,11 @@ impl Session {
         storages: impl Iterator<Item = (u32, Option<Source>)>,
         write: bool,
     ) -> Result<Vec<Option<TensorId>>, Failure> {
+        let storages: Vec<_> = storages.collect();
+        if self.store.pool().copies() == Copies::Two {
+            // What a session writes has one copy.
+            return Ok(vec![None; storages.len()]);
+        }
         let (found, flights, written) = (Vec::new(), VecDeque::new(), Vec::new());
         let mut copying = Copying { session: self, write, found, flights, written };
         let mut seen = HashSet::new();

@@ -173,14 +173,14 @@ fn flags_that_this_version_does_not_know_are_refused_by_their_bits() {
     let pool = open_pool(&folder, POOL_SIZE);
     let (mut bytes, mut ticket) = ([1_u8; 64], 0);
     let memory = bytes.as_mut_ptr();
-    for flags in [2, 1 << 31, u32::MAX] {
-        let named = format!("{:#x}", flags & !TIDE_URGENT);
+    for flags in [4, 1 << 31, u32::MAX] {
+        let named = |known: u32| format!("{:#x}", flags & !known);
         // SAFETY: the memory outlives the calls, which are refused.
         unsafe {
             let put = tide_put(pool, c"x".as_ptr(), memory.cast(), 64, flags, &raw mut ticket);
-            assert_refused(put, &named);
+            assert_refused(put, &named(TIDE_URGENT | TIDE_AS_DURABLE));
             let get = tide_get(pool, c"x".as_ptr(), 0, memory.cast(), 64, flags, &raw mut ticket);
-            assert_refused(get, &named);
+            assert_refused(get, &named(TIDE_URGENT));
         }
     }
     assert_eq!(tide_pool_close(pool), TIDE_READY);

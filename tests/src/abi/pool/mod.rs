@@ -199,7 +199,7 @@ impl Caller {
         let mut memory = Memory::new(content.1, 0);
         memory.fill(content.0);
         let (text, mut ticket) = (name_of('s', name), 0);
-        let flags = self.choices.below(4) as u32;
+        let flags = self.choices.below(8) as u32;
         // SAFETY: the name is NUL-terminated; the memory stays as it is until the ticket is
         // released.
         let status = unsafe {
@@ -207,7 +207,7 @@ impl Caller {
             let (pool, length) = (self.pool, memory.size as u64);
             tide_put(pool, text.as_ptr(), bytes, length, flags, &raw mut ticket)
         };
-        if flags & !TIDE_URGENT != 0 {
+        if flags & !(TIDE_URGENT | TIDE_AS_DURABLE) != 0 {
             return assert_eq!(status, TIDE_INVALID_ARGUMENT, "flags {flags:#x}");
         }
         if status == TIDE_FULL {

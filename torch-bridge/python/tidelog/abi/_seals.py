@@ -22,6 +22,7 @@ _text, _pointer = ctypes.c_char_p, ctypes.c_void_p
 
 _FOREVER = 0xFFFFFFFF  # milliseconds
 _STAGING = 64 << 20  # bytes
+_AS_DURABLE = 2  # flag of a put
 
 
 class Tensor(ctypes.Structure):
@@ -181,9 +182,10 @@ class Pool:
         return tensor.hex()
 
     def put(self, tickets: Tickets, name: str, address: int, length: int) -> None:
-        """Begins to write a scratch tensor."""
+        """Begins to write a scratch tensor that a seal is to keep."""
         tickets.append(_u64())
-        self._library.tide_put(self._handle, name.encode(), address, length, 0, ctypes.byref(tickets[-1]))
+        result = ctypes.byref(tickets[-1])
+        self._library.tide_put(self._handle, name.encode(), address, length, _AS_DURABLE, result)
 
     def delete(self, name: str) -> None:
         """Forgets a scratch tensor."""
