@@ -44,6 +44,7 @@ STRUCTS = {
 CONSTANTS = {
     **_library.Status.__members__,
     "NO_STORAGE": _library.NO_STORAGE,
+    "AS_DURABLE": _seals.AS_DURABLE,
     **{name: getattr(_native, name) for name in ("MODIFIES", "PART_NUMBERS")},
     **{f"PARTS_{name}": value for name, value in _native.PartsState.__members__.items()},
 }

@@ -22,7 +22,7 @@ _text, _pointer = ctypes.c_char_p, ctypes.c_void_p
 
 _FOREVER = 0xFFFFFFFF  # milliseconds
 _STAGING = 64 << 20  # bytes
-_AS_DURABLE = 2  # flag of a put
+AS_DURABLE = 2  # flag of a put
 
 
 class Tensor(ctypes.Structure):
@@ -185,7 +185,7 @@ class Pool:
         """Begins to write a scratch tensor that a seal is to keep."""
         tickets.append(_u64())
         result = ctypes.byref(tickets[-1])
-        self._library.tide_put(self._handle, name.encode(), address, length, _AS_DURABLE, result)
+        self._library.tide_put(self._handle, name.encode(), address, length, AS_DURABLE, result)
 
     def delete(self, name: str) -> None:
         """Forgets a scratch tensor."""
