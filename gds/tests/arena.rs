@@ -1,7 +1,6 @@
 //! Memory of a GPU that is mapped where an arena says, on a GPU whose copies are late.
 #![allow(unsafe_code)]
 
-use std::ffi::c_void;
 use std::sync::Arc;
 
 use tidelog_gds::Gpu;
@@ -21,22 +20,6 @@ fn remap(memory: &mut ArenaMemory, from: usize, to: usize, count: usize) -> usiz
     unsafe { memory.remap(from, to, count) }.unwrap()
 }
 
-/// A copy of the driver's that the host waits for. Answers its code.
-fn copy_in(fake: &FakeGpu, gpu: &Gpu, at: u64, bytes: &[u8]) -> i32 {
-    let copy: unsafe extern "C" fn(u64, *const u8, usize) -> i32 = fake.get("cuMemcpyHtoD_v2");
-    let wait: unsafe extern "C" fn(*mut c_void) -> i32 = fake.get("cuStreamSynchronize");
-    let _entered = gpu.enter().unwrap();
-    // SAFETY: the driver's functions, of which the first takes the bytes before it returns.
-    unsafe { copy(at, bytes.as_ptr(), bytes.len()) | wait(std::ptr::null_mut()) }
-}
-
-fn copy_out(fake: &FakeGpu, gpu: &Gpu, at: u64, bytes: &mut [u8]) -> i32 {
-    let copy: unsafe extern "C" fn(*mut u8, u64, usize) -> i32 = fake.get("cuMemcpyDtoH_v2");
-    let _entered = gpu.enter().unwrap();
-    // SAFETY: the driver's function, which writes the bytes before it returns.
-    unsafe { copy(bytes.as_mut_ptr(), at, bytes.len()) }
-}
-
 #[test]
 fn granules_are_mapped_elsewhere_and_others_keep_their_bytes() {
     let fake = FakeGpu::start(3, 2);
@@ -44,21 +27,21 @@ fn granules_are_mapped_elsewhere_and_others_keep_their_bytes() {
     let mut memory = arena_of(&gpu, 4);
     assert_eq!((memory.addresses(), memory.made()), (8, 4));
     let kept: Vec<u8> = (0..2 * GRANULE).map(|at| (at / 4093) as u8).collect();
-    assert_eq!(copy_in(&fake, &gpu, memory.address(1).0, &kept), 0);
+    assert_eq!(fake.copy_in(&gpu, memory.address(1).0, &kept), 0);
     assert_eq!(remap(&mut memory, 0, 4, 1), 1);
     assert_eq!(remap(&mut memory, 3, 5, 1), 1);
     assert_eq!(fake.count("mapped_bytes"), 4 * GRANULE as u64, "it is the same memory");
-    assert_ne!(copy_out(&fake, &gpu, memory.address(0).0, &mut [0]), 0, "nothing is there");
+    assert_ne!(fake.copy_out(&gpu, memory.address(0).0, &mut [0]), 0, "nothing is there");
     let written = vec![7; 2 * GRANULE];
-    assert_eq!(copy_in(&fake, &gpu, memory.address(4).0, &written), 0);
+    assert_eq!(fake.copy_in(&gpu, memory.address(4).0, &written), 0);
     let mut read = vec![0; 2 * GRANULE];
     for (at, expected) in [(1, &kept), (4, &written)] {
-        assert_eq!(copy_out(&fake, &gpu, memory.address(at).0, &mut read), 0);
+        assert_eq!(fake.copy_out(&gpu, memory.address(at).0, &mut read), 0);
         assert!(read == *expected, "at granule {at}");
     }
     memory.reserve().unwrap();
     assert_eq!(remap(&mut memory, 4, 15, 1), 1);
-    assert_eq!(copy_in(&fake, &gpu, memory.address(15).0, &written[..GRANULE]), 0);
+    assert_eq!(fake.copy_in(&gpu, memory.address(15).0, &written[..GRANULE]), 0);
     drop(memory);
     assert_eq!((fake.count("mapped_bytes"), fake.count("allocated")), (0, 0));
     fake.assert_lawful();
@@ -77,7 +60,7 @@ fn memory_is_made_when_it_is_wanted_and_goes_when_it_is_not() {
     // SAFETY: nothing was launched.
     unsafe { memory.release(0..3) }.unwrap();
     assert_eq!((memory.made(), fake.count("mapped_bytes")), (2, 2 * GRANULE as u64));
-    assert_eq!(copy_in(&fake, &gpu, memory.address(6).0, &vec![1; GRANULE]), 0);
+    assert_eq!(fake.copy_in(&gpu, memory.address(6).0, &vec![1; GRANULE]), 0);
     drop(memory);
     assert_eq!((fake.count("mapped_bytes"), fake.count("allocated")), (0, 0));
     fake.assert_lawful();
@@ -93,7 +76,7 @@ fn where_the_gpu_has_less_memory_what_there_is_stays() {
     let mut memory = ArenaMemory::new(&gpu, 12).unwrap();
     assert_eq!(memory.make(0..6).unwrap(), None);
     assert_eq!(memory.made(), 5);
-    assert_eq!(copy_in(&fake, &gpu, memory.address(4).0, &vec![1; GRANULE]), 0);
+    assert_eq!(fake.copy_in(&gpu, memory.address(4).0, &vec![1; GRANULE]), 0);
     // SAFETY: as above.
     unsafe { set_capacity(6 * GRANULE as u64) };
     assert_eq!(memory.make(0..6).unwrap(), Some(1));

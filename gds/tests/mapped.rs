@@ -21,22 +21,6 @@ fn unmap(memory: &mut VirtualMemory, part: Range<usize>) {
     unsafe { memory.unmap(part) }.unwrap();
 }
 
-/// A copy of the driver's that the host waits for. Answers its code.
-fn copy_in(fake: &FakeGpu, gpu: &Gpu, at: u64, bytes: &[u8]) -> i32 {
-    let copy: unsafe extern "C" fn(u64, *const u8, usize) -> i32 = fake.get("cuMemcpyHtoD_v2");
-    let wait: unsafe extern "C" fn(*mut c_void) -> i32 = fake.get("cuStreamSynchronize");
-    let _entered = gpu.enter().unwrap();
-    // SAFETY: the driver's functions, of which the first takes the bytes before it returns.
-    unsafe { copy(at, bytes.as_ptr(), bytes.len()) | wait(std::ptr::null_mut()) }
-}
-
-fn copy_out(fake: &FakeGpu, gpu: &Gpu, at: u64, bytes: &mut [u8]) -> i32 {
-    let copy: unsafe extern "C" fn(*mut u8, u64, usize) -> i32 = fake.get("cuMemcpyDtoH_v2");
-    let _entered = gpu.enter().unwrap();
-    // SAFETY: the driver's function, which writes the bytes before it returns.
-    unsafe { copy(bytes.as_mut_ptr(), at, bytes.len()) }
-}
-
 #[test]
 fn a_part_goes_and_comes_at_its_address_and_others_keep_their_bytes() {
     let fake = FakeGpu::start(3, 2);
@@ -47,17 +31,17 @@ fn a_part_goes_and_comes_at_its_address_and_others_keep_their_bytes() {
     assert_eq!(fake.count("mapped_bytes"), 5 * GRANULE as u64);
     let base = memory.base().0;
     let written: Vec<u8> = (0..length).map(|at| (at / 4093) as u8).collect();
-    assert_eq!(copy_in(&fake, &gpu, base, &written), 0);
+    assert_eq!(fake.copy_in(&gpu, base, &written), 0);
     let mut read = vec![0; length];
     for part in [0..2 * GRANULE, 2 * GRANULE..3 * GRANULE, 4 * GRANULE..length] {
         unmap(&mut memory, part.clone());
         let gone = part.len().next_multiple_of(GRANULE);
         assert_eq!(fake.count("mapped_bytes"), (5 * GRANULE - gone) as u64);
-        assert_ne!(copy_out(&fake, &gpu, base + part.start as u64, &mut read[..1]), 0);
+        assert_ne!(fake.copy_out(&gpu, base + part.start as u64, &mut read[..1]), 0);
         assert!(memory.map(part.clone()).unwrap());
         assert_eq!((memory.base().0, fake.count("mapped_bytes")), (base, 5 * GRANULE as u64));
-        assert_eq!(copy_in(&fake, &gpu, base + part.start as u64, &written[part]), 0);
-        assert_eq!(copy_out(&fake, &gpu, base, &mut read), 0);
+        assert_eq!(fake.copy_in(&gpu, base + part.start as u64, &written[part]), 0);
+        assert_eq!(fake.copy_out(&gpu, base, &mut read), 0);
         assert!(read == written);
     }
     unmap(&mut memory, GRANULE..2 * GRANULE);

@@ -94,42 +94,25 @@ fn main() -> ExitCode {
 }
 
 fn run_all(arguments: &Arguments) -> (Figures, Vec<(u64, Violation)>) {
-    let next = AtomicU64::new(0);
     let total = Mutex::new((Figures::default(), Vec::new()));
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let jobs = if arguments.jobs == 0 { cores } else { arguments.jobs };
-    std::thread::scope(|scope| {
-        for job in 0..jobs {
-            let (next, total) = (&next, &total);
-            scope.spawn(move || {
-                stay_on_one_core(job);
-                loop {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    if index >= arguments.seeds {
-                        return;
-                    }
-                    let seed = arguments.from + index;
-                    let (figures, result) = run(&script(arguments, seed));
-                    let mut total = total.lock().expect("no thread panics with the lock");
-                    let (sum, failures) = &mut *total;
-                    sum.acts += figures.acts;
-                    sum.crashes += figures.crashes;
-                    sum.faults += figures.faults;
-                    sum.commits += figures.commits;
-                    sum.coverage.add(&figures.coverage);
-                    if let Err(violation) = result {
-                        eprintln!("seed {seed} FAILED at {violation}");
-                        failures.push((seed, violation));
-                        if arguments.first {
-                            next.store(arguments.seeds, Ordering::Relaxed);
-                        }
-                    }
-                    if index % 500 == 499 {
-                        eprintln!("{} of {} seeds", index + 1, arguments.seeds);
-                    }
-                }
-            });
+    for_each_seed(arguments, arguments.seeds, |index, seed| {
+        let (figures, result) = run(&script(arguments, seed));
+        let mut total = total.lock().expect("no thread panics with the lock");
+        let (sum, failures) = &mut *total;
+        sum.acts += figures.acts;
+        sum.crashes += figures.crashes;
+        sum.faults += figures.faults;
+        sum.commits += figures.commits;
+        sum.coverage.add(&figures.coverage);
+        let failed = result.is_err();
+        if let Err(violation) = result {
+            eprintln!("seed {seed} FAILED at {violation}");
+            failures.push((seed, violation));
         }
+        if index % 500 == 499 {
+            eprintln!("{} of {} seeds", index + 1, arguments.seeds);
+        }
+        failed
     });
     let (figures, mut failures) = total.into_inner().expect("no thread panics with the lock");
     failures.sort_by_key(|(seed, _)| *seed);
@@ -138,41 +121,50 @@ fn run_all(arguments: &Arguments) -> (Figures, Vec<(u64, Violation)>) {
 
 /// Lives lives in which devices are lost.
 fn lose(arguments: &Arguments, lives: u64) -> ExitCode {
-    let (started, next) = (Instant::now(), AtomicU64::new(0));
+    let started = Instant::now();
     let total = Mutex::new((loss::LossFigures::default(), 0));
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let jobs = if arguments.jobs == 0 { cores } else { arguments.jobs };
-    std::thread::scope(|scope| {
-        for job in 0..jobs {
-            let (next, total) = (&next, &total);
-            scope.spawn(move || {
-                stay_on_one_core(job);
-                loop {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    if index >= lives {
-                        return;
-                    }
-                    let seed = arguments.from + index;
-                    let outcome = loss::live(seed);
-                    let mut total = total.lock().expect("no thread panics with the lock");
-                    match outcome {
-                        Ok(figures) => total.0.add(&figures),
-                        Err(what) => {
-                            eprintln!("seed {seed} FAILED at {what}");
-                            total.1 += 1;
-                            if arguments.first {
-                                next.store(lives, Ordering::Relaxed);
-                            }
-                        }
-                    }
-                }
-            });
+    for_each_seed(arguments, lives, |_, seed| {
+        let outcome = loss::live(seed);
+        let mut total = total.lock().expect("no thread panics with the lock");
+        let failed = outcome.is_err();
+        match outcome {
+            Ok(figures) => total.0.add(&figures),
+            Err(what) => {
+                eprintln!("seed {seed} FAILED at {what}");
+                total.1 += 1;
+            }
         }
+        failed
     });
     let (figures, failed) = total.into_inner().expect("no thread panics with the lock");
     let seconds = started.elapsed().as_secs_f64();
     println!("{lives} lives in {seconds:.1} s, {failed} failed: {figures:?}");
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Calls `act` with the index of each of `count` seeds and with the seed, on several threads. It
+/// returns whether the seed failed, after which no other is begun where only the first is wanted.
+fn for_each_seed(arguments: &Arguments, count: u64, act: impl Fn(u64, u64) -> bool + Sync) {
+    let next = AtomicU64::new(0);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let jobs = if arguments.jobs == 0 { cores } else { arguments.jobs };
+    std::thread::scope(|scope| {
+        for job in 0..jobs {
+            let (next, act) = (&next, &act);
+            scope.spawn(move || {
+                stay_on_one_core(job);
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    if index >= count {
+                        return;
+                    }
+                    if act(index, arguments.from + index) && arguments.first {
+                        next.store(count, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
 }
 
 /// Keeps this thread, and those that it starts, on one of the cores that the process may use.

@@ -108,6 +108,23 @@ impl FakeGpu {
         *symbol
     }
 
+    /// Copies to the GPU's memory by the driver, and waits for that; returns the driver's code.
+    pub fn copy_in(&self, gpu: &Gpu, at: u64, bytes: &[u8]) -> i32 {
+        let copy: unsafe extern "C" fn(u64, *const u8, usize) -> i32 = self.get("cuMemcpyHtoD_v2");
+        let wait: unsafe extern "C" fn(*mut c_void) -> i32 = self.get("cuStreamSynchronize");
+        let _entered = gpu.enter().unwrap();
+        // SAFETY: the driver's functions, of which the first takes the bytes before it returns.
+        unsafe { copy(at, bytes.as_ptr(), bytes.len()) | wait(std::ptr::null_mut()) }
+    }
+
+    /// Copies from the GPU's memory by the driver; returns the driver's code.
+    pub fn copy_out(&self, gpu: &Gpu, at: u64, bytes: &mut [u8]) -> i32 {
+        let copy: unsafe extern "C" fn(*mut u8, u64, usize) -> i32 = self.get("cuMemcpyDtoH_v2");
+        let _entered = gpu.enter().unwrap();
+        // SAFETY: the driver's function, which writes the bytes before it returns.
+        unsafe { copy(bytes.as_mut_ptr(), at, bytes.len()) }
+    }
+
     /// Has a call fail with `code` (one of cuFile's, or of CUDA's below 5000; an errno for
     /// transfers, -1 for half of one, -2 for a read of other bytes) after `after` more of it,
     /// `times` times or for ever (-1).

@@ -219,13 +219,19 @@ fn a_pool_on_a_file_system_by_fuse_has_all_of_its_space() {
     );
 }
 
+/// Makes and opens a pool of one file.
+fn made(at: &Path, path: PathChoice) -> ([DeviceSpec; 1], Pool) {
+    let spec = [DeviceSpec::new(at.join("pool"))];
+    let device_size = Some(ByteCount(DEVICE_BYTES));
+    Pool::format(&spec, &FormatOptions { device_size, ..format_options() }).unwrap();
+    let pool = Pool::open(&spec, &OpenOptions { path, ..open_options() }).unwrap();
+    (spec, pool)
+}
+
 /// Puts and reads on a file system of which only this is to be shown: bytes, and what is durable.
 fn is_used_as_any(at: &Path) {
     for path in [PathChoice::Posix, PathChoice::Auto] {
-        let spec = [DeviceSpec::new(at.join("pool"))];
-        let device_size = Some(ByteCount(DEVICE_BYTES));
-        Pool::format(&spec, &FormatOptions { device_size, ..format_options() }).unwrap();
-        let pool = Pool::open(&spec, &OpenOptions { path, ..open_options() }).unwrap();
+        let (spec, pool) = made(at, path);
         (0..8).for_each(|number| put(&pool, number));
         pool.close().unwrap();
         let pool = Pool::open(&spec, &OpenOptions { path, ..open_options() }).unwrap();
@@ -286,10 +292,7 @@ fn writes_wait_for_a_frozen_file_system_and_go_on_when_it_is_thawed() {
     let test = "writes_wait_for_a_frozen_file_system_and_go_on_when_it_is_thawed";
     on_mount(test, FILE_SYSTEM_BYTES, Mount::ext4, |_, mount| {
         for path in [PathChoice::Posix, PathChoice::Auto] {
-            let spec = [DeviceSpec::new(mount.path().join("pool"))];
-            let device_size = Some(ByteCount(DEVICE_BYTES));
-            Pool::format(&spec, &FormatOptions { device_size, ..format_options() }).unwrap();
-            let pool = Pool::open(&spec, &OpenOptions { path, ..open_options() }).unwrap();
+            let (spec, pool) = made(mount.path(), path);
             put(&pool, 1);
             let frozen = match mount.freeze() {
                 Ok(frozen) => frozen,
@@ -321,10 +324,7 @@ fn a_file_system_that_shuts_down_is_an_error_and_what_was_committed_is_there_aft
     on_mount(test, 320 << 20, xfs, |device, mut mount| {
         for path in [PathChoice::Posix, PathChoice::Auto] {
             let at = mount.path().to_owned();
-            let spec = [DeviceSpec::new(at.join("pool"))];
-            let device_size = Some(ByteCount(DEVICE_BYTES));
-            Pool::format(&spec, &FormatOptions { device_size, ..format_options() }).unwrap();
-            let pool = Pool::open(&spec, &OpenOptions { path, ..open_options() }).unwrap();
+            let (spec, pool) = made(&at, path);
             put(&pool, 1);
             if let Err(why) = mount.shut_down() {
                 return skip(test, &why);

@@ -195,17 +195,14 @@ impl GpuMemoryArena {
     /// free, now and later. It waits for what uses that still.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
-        if !std::mem::replace(&mut state.is_closed, true) && state.figures.error.is_none() {
-            state.or_fail(State::release_all_free);
+        if !std::mem::replace(&mut state.is_closed, true) {
+            state.trim();
         }
     }
 
     /// Gives what is free back to the driver, as nothing uses it any more: it waits for that.
     pub(crate) fn trim(&self) {
-        let mut state = self.lock();
-        if state.figures.error.is_none() {
-            state.or_fail(State::release_all_free);
-        }
+        self.lock().trim();
     }
 
     /// Returns what it has, and what it has done.
@@ -320,6 +317,13 @@ impl State {
             self.arena.give(ArenaAddress(at), &uses);
         }
         Ok(())
+    }
+
+    /// Gives to the driver all that nobody has, unless it has refused something.
+    fn trim(&mut self) {
+        if self.figures.error.is_none() {
+            self.or_fail(Self::release_all_free);
+        }
     }
 
     /// Gives to the driver all that nobody has.
