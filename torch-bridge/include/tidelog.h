@@ -1085,7 +1085,8 @@ int32_t tide_session_wait(uint64_t session, uint32_t timeout_ms);
 
 /**
  * The next request: returns `TIDE_ACTION` where there is one. The same request comes again until
- * it is reported done. Deprecated: version 0.3 has callbacks alone (`tide_session_set_callbacks`).
+ * it is reported done, or until its storage has died or has to move no more. Deprecated: version
+ * 0.3 has callbacks alone (`tide_session_set_callbacks`).
  *
  * # Safety
  * `action` points to one `tide_action`.

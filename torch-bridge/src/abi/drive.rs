@@ -136,8 +136,16 @@ impl Loop {
     /// Performs the requests that there are, and those that they lead to.
     fn perform(&self) -> Result<(), Failure> {
         while let Some(request) = self.session()?.next_request() {
-            let memory = self.callbacks.perform(&request)?;
-            self.session()?.request_done(&memory)?;
+            match self.callbacks.perform(&request) {
+                Ok(memory) => self.session()?.request_done(&memory)?,
+                Err(failure) => {
+                    // The callback may have closed the session.
+                    if let Ok(session) = self.session() {
+                        session.request_cut_short(request.sequence);
+                    }
+                    return Err(failure);
+                }
+            }
         }
         Ok(())
     }
@@ -151,8 +159,16 @@ impl Loop {
             Some(slice) => session.wait(slice.min(at_most)),
             None => session.wait_or_refuse(),
         }));
-        self.callbacks.wait_ends()?;
-        waited.unwrap_or_else(|panic| resume_unwind(panic))
+        let ended = self.callbacks.wait_ends();
+        let waited = waited.unwrap_or_else(|panic| resume_unwind(panic));
+        let Err(interruption) = ended else { return waited };
+        // To who resumes, an op that was refused must not seem to be granted.
+        if let Err(failure) = waited
+            && let Ok(session) = self.session()
+        {
+            session.hold(failure);
+        }
+        Err(interruption)
     }
 }
 

@@ -543,7 +543,8 @@ pub extern "C" fn tide_session_wait(session: u64, timeout_ms: u32) -> i32 {
 }
 
 /// The next request: returns `TIDE_ACTION` where there is one. The same request comes again until
-/// it is reported done. Deprecated: version 0.3 has callbacks alone (`tide_session_set_callbacks`).
+/// it is reported done, or until its storage has died or has to move no more. Deprecated: version
+/// 0.3 has callbacks alone (`tide_session_set_callbacks`).
 ///
 /// # Safety
 /// `action` points to one `tide_action`.

@@ -16,7 +16,7 @@ use tidelog_planner::residency::{
 use tidelog_planner::units::{Bytes, OpIndex};
 
 use super::history::History;
-use super::ops::{GoesOn, OpCall, Ops};
+use super::ops::{GoesOn, HeldError, OpCall, Ops};
 use super::parts::{PART_NUMBERS, StorageParts};
 use super::planning::Planning;
 use super::storages::{STORAGES_MAX, StorageBirth, Storages};
@@ -151,7 +151,8 @@ impl Executor {
         let mut progress = self.nest_ops(depth)?;
         self.carry_out();
         if matches!(progress, OpProgress::Refused(_) | OpProgress::Failed(_)) {
-            self.ops.hold(std::mem::replace(&mut progress, OpProgress::Waiting));
+            let error = std::mem::replace(&mut progress, OpProgress::Waiting);
+            self.ops.hold(HeldError::Machine(error));
         }
         if self.transfers.next_request().is_some() {
             self.history.requests_handed_out();
@@ -453,7 +454,16 @@ impl Executor {
             self.history.requests_handed_out();
             return Ok(Readiness::Requests);
         }
-        self.advance(|executor| executor.ops.take_held().unwrap_or_else(|| executor.resume(resume)))
+        match self.ops.take_held() {
+            None => self.advance(|executor| executor.resume(resume)),
+            Some(HeldError::Machine(error)) => self.advance(|_| error),
+            Some(HeldError::Wait(failure)) => Err(failure),
+        }
+    }
+
+    /// The caller has not heard what became of its wait: it had an error of its own returned.
+    pub(super) fn hold(&mut self, failure: Failure) {
+        self.ops.hold(HeldError::Wait(failure));
     }
 
     /// Processes what completed, reports one event to the machine, carries out what it decides, and
@@ -468,7 +478,7 @@ impl Executor {
         self.carry_out();
         if self.transfers.next_request().is_some() {
             if matches!(progress, OpProgress::Refused(_) | OpProgress::Failed(_)) {
-                self.ops.hold(progress);
+                self.ops.hold(HeldError::Machine(progress));
             }
             self.history.requests_handed_out();
             return Ok(Readiness::Requests);
@@ -620,11 +630,32 @@ impl Executor {
         self.transfers.begin(id, transfer);
     }
 
+    /// Hands out the next request. What nobody needs any more ends instead: that it is not answered
+    /// by now shows that the caller was cut short in it.
+    pub(super) fn hand_out(&mut self) -> Option<MemoryRequest> {
+        self.end_void();
+        self.transfers.hand_out()
+    }
+
+    /// The caller was cut short in the middle of a request, and begins it anew if it is needed.
+    pub(super) fn request_cut_short(&mut self, sequence: u64) {
+        self.transfers.cut_short(sequence);
+        self.end_void();
+    }
+
+    fn end_void(&mut self) {
+        while let Some(void) = self.transfers.take_void() {
+            if let Some(id) = void.transfer {
+                self.end(id, MigrationOutcome::Cancelled);
+            }
+        }
+    }
+
     /// The caller has done what a request asked for, or declined it.
     pub(super) fn request_done(&mut self, memory: &CallerMemory) -> Result<(), Failure> {
         let answered = self.transfers.take_answered(memory.sequence())?;
-        if let Some(QueuedRequest { request, transfer: Some(id) }) = answered {
-            if self.transfers.was_stopped(id) {
+        if let Some(QueuedRequest { request, transfer: Some(id), is_void }) = answered {
+            if is_void {
                 self.end(id, MigrationOutcome::Cancelled);
             } else if memory.is_none() {
                 self.decline(id, &request);

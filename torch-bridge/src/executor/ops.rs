@@ -39,8 +39,16 @@ struct Op {
     suspended: Suspended,
     /// Storages that were to be evicted then.
     evicting: Vec<StorageId>,
-    /// An error of the machine that waits until the caller's requests are done.
-    held: Option<OpProgress>,
+    /// An error that the caller has not heard yet.
+    held: Option<HeldError>,
+}
+
+/// An error that is told when the caller looks again.
+pub(super) enum HeldError {
+    /// The machine's: the caller's requests are done first.
+    Machine(OpProgress),
+    /// Error of a wait, in whose place the caller had its own returned.
+    Wait(Failure),
 }
 
 /// Work that continues where the ops inside are over.
@@ -205,12 +213,12 @@ impl Ops {
         }
     }
 
-    /// Keeps an error until the caller's requests are done.
-    pub(super) fn hold(&mut self, error: OpProgress) {
+    /// Keeps an error until the caller looks again.
+    pub(super) fn hold(&mut self, error: HeldError) {
         self.current.held = Some(error);
     }
 
-    pub(super) fn take_held(&mut self) -> Option<OpProgress> {
+    pub(super) fn take_held(&mut self) -> Option<HeldError> {
         self.current.held.take()
     }
 

@@ -274,7 +274,8 @@ impl Session {
 
     /// Returns the start of the part that request `sequence`, which is the next, is about.
     pub(crate) fn part_begin(&self, sequence: u64) -> Result<u64, Failure> {
-        let next = self.next_request().filter(|next| next.sequence == sequence);
+        let next = self.lock().transfers.next_request();
+        let next = next.filter(|next| next.sequence == sequence);
         next.and_then(|next| next.of.part).ok_or_else(|| {
             Failure::invalid(format!("request {sequence} is not the next, or is of no part"))
         })
@@ -379,7 +380,17 @@ impl Session {
     }
 
     pub(crate) fn next_request(&self) -> Option<MemoryRequest> {
-        self.lock().transfers.hand_out()
+        self.lock().hand_out()
+    }
+
+    /// Keeps the error of a wait, which the caller hears when it looks again.
+    pub(crate) fn hold(&self, failure: Failure) {
+        self.lock().hold(failure);
+    }
+
+    /// The caller was cut short in what a request asks for, and has not answered it.
+    pub(crate) fn request_cut_short(&self, sequence: u64) {
+        self.lock().request_cut_short(sequence);
     }
 
     /// The caller has done what a request asked for.

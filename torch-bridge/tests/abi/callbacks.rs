@@ -47,15 +47,35 @@ impl Caller {
             wait_ms: Cell::new(50),
         });
         assert_eq!(caller.set(&caller.callbacks()), TIDE_READY, "{}", last_error());
+        for number in 0..storages {
+            caller.tell(Some(number), None);
+        }
+        caller
+    }
+
+    /// Tells the session of a birth, or a death.
+    fn tell(&self, born: Option<u32>, died: Option<u32>) {
         let birth =
             |number: u32| tide_birth { storage: number.into(), size: SIZE as u64, place: u64::MAX };
-        let births: Vec<_> = (0..storages).map(birth).collect();
-        // SAFETY: as many births as it says, and no deaths.
+        let (births, deaths) = (Vec::from_iter(born.map(birth)), Vec::from_iter(died));
+        // SAFETY: both lists have as many items as they say.
         let told = unsafe {
-            tide_session_sync(caller.session(), births.as_ptr(), births.len(), null(), 0)
+            let (born, dead) = (births.as_ptr(), deaths.as_ptr());
+            tide_session_sync(self.session(), born, births.len(), dead, deaths.len())
         };
         assert_eq!(told, TIDE_READY, "{}", last_error());
-        caller
+    }
+
+    /// Storage 0 dies in the middle of this callback, which fails.
+    fn dies_in(&self, (name, storage): Call, at: &str) -> i32 {
+        if (name, storage) != (at, 0) {
+            return TIDE_READY;
+        }
+        assert!(tide_session_nest(self.session(), 1) >= 0, "{}", last_error());
+        self.memory.borrow_mut().remove(&0);
+        self.tell(None, Some(0));
+        assert!(tide_session_nest(self.session(), 0) >= 0, "{}", last_error());
+        TIDE_INTERRUPTED
     }
 
     fn session(&self) -> u64 {
@@ -244,6 +264,58 @@ fn what_a_callback_begins_is_inside_what_waits() {
     let moved: Vec<_> = caller.calls.borrow().iter().map(|(name, _)| *name).collect();
     assert!(moved.starts_with(&["evict", "release"]) && moved.ends_with(&["release"]), "{moved:?}");
     assert!(!caller.is_in_memory(0));
+    caller.end();
+}
+
+/// A request that a callback did not answer is not made to a storage that was born since.
+#[test]
+fn a_number_is_used_again_where_its_storage_died_in_a_callback_that_failed() {
+    for at in ["evict", "release", "allocate"] {
+        let caller = Caller::open(&format!("callback-dies-{at}"), 2);
+        if at == "allocate" {
+            assert_eq!(tide_session_evict(caller.session(), 0), TIDE_READY, "{}", last_error());
+        }
+        caller.act.set(match at {
+            "evict" => |caller, call| caller.dies_in(call, "evict"),
+            "release" => |caller, call| caller.dies_in(call, "release"),
+            _ => |caller, call| caller.dies_in(call, "allocate"),
+        });
+        let status = if at == "allocate" {
+            caller.begin_op(0)
+        } else {
+            tide_session_evict(caller.session(), 0)
+        };
+        assert_eq!(status, TIDE_INTERRUPTED, "{}", last_error());
+        caller.act.set(|_, _| TIDE_READY);
+        caller.memory.borrow_mut().insert(0, vec![0; SIZE]);
+        caller.tell(Some(0), None);
+        caller.calls.borrow_mut().clear();
+        assert_eq!(tide_session_resume(caller.session()), TIDE_READY, "{}", last_error());
+        let calls = caller.calls.borrow().clone();
+        assert!(!calls.iter().any(|&(_, storage)| storage == 0), "{at}: {calls:?}");
+        caller.op(0);
+        caller.end();
+    }
+}
+
+/// The op was refused: who resumes must not take it for granted.
+#[test]
+fn the_error_of_a_wait_that_was_interrupted_is_told_to_who_resumes() {
+    let caller = Caller::open("wait-interrupted", 2);
+    let session = caller.session();
+    for number in 0..2 {
+        assert_eq!(tide_session_async_use(session, number, 1), TIDE_READY);
+    }
+    caller.wait_ms.set(0);
+    caller.act.set(|_, (name, _)| if name == "wait" { TIDE_INTERRUPTED } else { TIDE_READY });
+    let needs = SIZE as u64;
+    // SAFETY: the name is NUL-terminated, and there are no uses.
+    let begun = unsafe { tide_session_op_begin(session, -1, 0, c"op".as_ptr(), null(), 0, needs) };
+    assert_eq!(begun, TIDE_INTERRUPTED, "{}", last_error());
+    caller.act.set(|_, _| TIDE_READY);
+    assert_eq!(tide_session_resume(session), TIDE_BUDGET_EXCEEDED, "{}", last_error());
+    assert!(last_error().contains("communication"), "{}", last_error());
+    assert_eq!(tide_session_resume(session), TIDE_READY, "nothing waits: {}", last_error());
     caller.end();
 }
 

@@ -37,8 +37,6 @@ pub(super) struct Transfers {
     depth: usize,
     /// Requests that were handed out and are not answered yet, and how deep that was.
     begun: Vec<(u64, usize)>,
-    /// Transfers that are to stop once the caller has done what it has begun for them.
-    stopping: FxHashSet<TransferId>,
     /// Bytes of storages on which a transfer is in flight.
     moving: u64,
     /// Storages whose transfer the pool did not accept: it is full, not broken.
@@ -63,6 +61,9 @@ struct InFlight {
 pub(super) struct QueuedRequest {
     pub(super) request: MemoryRequest,
     pub(super) transfer: Option<TransferId>,
+    /// True if nobody needs it any more, and the caller was in the middle of it: its storage has
+    /// died, or its transfer is to stop. It ends when it is done, or when the caller is cut short.
+    pub(super) is_void: bool,
 }
 
 impl Transfers {
@@ -75,7 +76,6 @@ impl Transfers {
             last_sequence: 0,
             depth: 0,
             begun: Vec::new(),
-            stopping: FxHashSet::default(),
             moving: 0,
             not_accepted: FxHashSet::default(),
         }
@@ -106,7 +106,7 @@ impl Transfers {
     ) {
         self.last_sequence += 1;
         let request = MemoryRequest { sequence: self.last_sequence, action, of, size };
-        self.requests.push_back(QueuedRequest { request, transfer });
+        self.requests.push_back(QueuedRequest { request, transfer, is_void: false });
     }
 
     /// Sets the number of ops around the one that is begun. What was begun inside of one that is
@@ -135,12 +135,44 @@ impl Transfers {
     /// A storage is gone, and its memory with it. Another may be born under its number: nothing is
     /// asked for that any more was meant for this one. What is in hand around is answered yet.
     pub(super) fn died(&mut self, storage: u32) {
-        let of_it = |queued: &QueuedRequest| {
-            queued.transfer.is_none() && queued.request.of.storage == storage
+        self.void(|queued| queued.transfer.is_none() && queued.request.of.storage == storage);
+    }
+
+    /// Takes back requests that nobody needs any more, but for those that are in hand around.
+    /// Returns whether there was one of these.
+    fn void(&mut self, of_it: impl Fn(&QueuedRequest) -> bool) -> bool {
+        let mut is_in_hand = false;
+        let (begun, depth) = (&mut self.begun, self.depth);
+        self.requests.retain_mut(|queued| {
+            if !of_it(queued) {
+                return true;
+            }
+            let sequence = queued.request.sequence;
+            queued.is_void = begun.iter().any(|&(each, at)| each == sequence && at < depth);
+            if !queued.is_void {
+                begun.retain(|(each, _)| *each != sequence);
+            }
+            is_in_hand |= queued.is_void;
+            queued.is_void
+        });
+        is_in_hand
+    }
+
+    /// Takes a request that nobody needs any more, and that the caller is not in the middle of
+    /// around what is begun: it was cut short, and will not answer.
+    pub(super) fn take_void(&mut self) -> Option<QueuedRequest> {
+        let is_left = |queued: &QueuedRequest| {
+            queued.is_void && !self.is_begun_around(queued.request.sequence)
         };
-        if self.requests.iter().any(of_it) && !self.is_in_hand_around(storage) {
-            self.requests.retain(|queued| !of_it(queued));
-        }
+        let at = self.requests.iter().position(is_left)?;
+        let left = self.requests.remove(at)?;
+        self.cut_short(left.request.sequence);
+        Some(left)
+    }
+
+    /// Records that the caller is not in the middle of a request any more, without an answer.
+    pub(super) fn cut_short(&mut self, sequence: u64) {
+        self.begun.retain(|(begun, _)| *begun != sequence);
     }
 
     /// The storages that requests are about which the caller has begun to do before the op that is
@@ -171,7 +203,10 @@ impl Transfers {
 
     /// Returns whether a request is about this storage, or a part of it.
     pub(super) fn is_asked_for(&self, storage: u32) -> bool {
-        self.requests.iter().any(|queued| queued.request.of.storage == storage)
+        self.requests.iter().any(|queued| {
+            let is_needed = !queued.is_void || self.is_begun_around(queued.request.sequence);
+            queued.request.of.storage == storage && is_needed
+        })
     }
 
     /// Returns whether the caller has begun to do what a request asks for before the op that is
@@ -201,7 +236,7 @@ impl Transfers {
                 "request {sequence} was not handed out here yet; the next is {next}"
             )));
         }
-        self.begun.retain(|(begun, _)| *begun != sequence);
+        self.cut_short(sequence);
         Ok(at.and_then(|at| self.requests.remove(at)))
     }
 
@@ -211,11 +246,6 @@ impl Transfers {
         self.depth > 0
             && self.in_hand_around().next().is_some()
             && self.in_flight.values().all(|in_flight| in_flight.ticket.is_none())
-    }
-
-    /// Returns whether the transfer, whose request was answered, was to stop before.
-    pub(super) fn was_stopped(&mut self, id: TransferId) -> bool {
-        self.stopping.remove(&id)
     }
 
     /// Begins to move a transfer's bytes, and returns the transfer. What was cancelled meanwhile
@@ -256,16 +286,8 @@ impl Transfers {
                 ticket.cancel();
                 false
             }
-            Some(InFlight { ticket: None, .. }) => {
-                let of_transfer = |queued: &QueuedRequest| queued.transfer == Some(id);
-                let request = self.requests.iter().find(|queued| of_transfer(queued));
-                if request.is_some_and(|it| self.is_begun_around(it.request.sequence)) {
-                    self.stopping.insert(id);
-                    return false;
-                }
-                self.requests.retain(|queued| !of_transfer(queued));
-                true
-            }
+            // Where its request is in hand around, it ends with the answer.
+            Some(InFlight { ticket: None, .. }) => !self.void(|it| it.transfer == Some(id)),
             None => false,
         }
     }
