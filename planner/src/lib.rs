@@ -27,4 +27,5 @@ pub mod simulate;
 mod testing;
 pub mod tidelog;
 pub mod trace;
+mod trials;
 pub mod units;

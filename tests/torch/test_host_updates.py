@@ -454,6 +454,7 @@ def test_a_step_that_cannot_be_taken_there_is_refused_by_name(gpu, pool):
         program.optimizer.step()
 
 
+@pytest.mark.host_memory("it is about tensors in the host's memory")
 def test_the_hosts_memory_is_refused(pool):
     program = Program()
     options = on_the_host(memory=2 * HALF + 256 * KIB, host_memory=None)

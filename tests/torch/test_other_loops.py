@@ -160,7 +160,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "torch-bridge" / "examples" / "t
 
 
 def test_torchtitan_takes_the_words_of_the_example():
-    """Reads the example's options by torchtitan, whose models train on GPUs alone."""
+    """Reads the example's options by torchtitan. Its training is one of benches/stacks."""
     needs("torchtitan")
     from torchtitan.config import ConfigManager
 

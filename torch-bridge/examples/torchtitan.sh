@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # torchtitan, unedited, with 60 GiB of each GPU and SSDs for the rest. Its words after "-m torchtitan.train" are
-# torchtitan's own. It needs GPUs (no backward pass of its attention runs on a processor), so no test of ours trains
-# by it; `make test-integrations` checks that torchtitan takes these words.
+# torchtitan's own. It needs GPUs; `make test-integrations` checks that torchtitan takes these words, and trains by its
+# trainer on processors (benches/stacks/programs/torchtitan_llama3.py).
 #
 #   pip install torchtitan
 #   POOL=/mnt/nvme0/tide,/mnt/nvme1/tide torch-bridge/examples/torchtitan.sh

@@ -40,7 +40,9 @@ def parts(state):
 def plain_bytes(tensor):
     """Yields the bytes of a tensor, or of those that a subclass is made of."""
     if hasattr(tensor, "__tensor_flatten__"):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from plain_bytes(getattr(tensor, name))
+        inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        for each in inner:
+            if isinstance(each, torch.Tensor):  # and not the mesh of a DTensor
+                yield from plain_bytes(each)
     else:
         yield tensor.contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -4,12 +4,14 @@
 //! OUTPUT.json, and ends with status 1 where a figure falls short. With sets named, those alone are
 //! planned; `orders` names all steps that are planned in every order, `recompute` all that are
 //! planned with some of their layers computed again, `recompute:NAME` one of them, and so do
-//! `parts` and `parts:NAME` for steps that are planned with parts of storages.
+//! `parts` and `parts:NAME` for steps that are planned with parts of storages, `host-updates` and
+//! `host-updates:NAME` for those with some of their updates on the host.
 
 mod cell;
 mod certificates;
 mod columns;
 mod growth;
+mod host_updates;
 mod marks;
 mod orders;
 mod output;
@@ -47,12 +49,14 @@ fn main() -> Result<(), Failure> {
     let sets = SETS.iter().map(|set| set.name);
     let recomputed = recompute::names();
     let parted = parts::names();
+    let hosted = host_updates::names();
     let one_by_one = recomputed.iter().map(|name| recompute::asked_as(name));
     let one_by_one = one_by_one.chain(parted.iter().map(|name| parts::asked_as(name)));
+    let one_by_one = one_by_one.chain(hosted.iter().map(|name| host_updates::asked_as(name)));
     let one_by_one: Vec<String> = one_by_one.collect();
     let known: Vec<&str> = sets
         .chain(ordered.iter().chain(&one_by_one).map(String::as_str))
-        .chain([ALL_ORDERS, recompute::ALL, parts::ALL])
+        .chain([ALL_ORDERS, recompute::ALL, parts::ALL, host_updates::ALL])
         .collect();
     if let Some(unknown) = names.iter().find(|name| !known.contains(&name.as_str())) {
         return Err(format!("set {unknown} is not known; there are {}", known.join(", ")).into());
@@ -66,6 +70,8 @@ fn main() -> Result<(), Failure> {
     let recomputed: Vec<String> = recomputed.into_iter().filter(is_asked).collect();
     let is_asked = |name: &String| asked(parts::ALL) || asked(&parts::asked_as(name));
     let parted: Vec<String> = parted.into_iter().filter(is_asked).collect();
+    let is_asked = |name: &String| asked(host_updates::ALL) || asked(&host_updates::asked_as(name));
+    let hosted: Vec<String> = hosted.into_iter().filter(is_asked).collect();
     let folder = Path::new(folder);
     let traces = stages.iter().map(|part| read(folder, *part)).collect::<Result<Vec<_>, _>>()?;
 
@@ -76,16 +82,19 @@ fn main() -> Result<(), Failure> {
     let recomputed =
         Table::of(&recomputed, "computed again", |name| recompute::row(name, folder, &bounds))?;
     let parts = Table::of(&parted, "in parts", |name| parts::row(name, folder, &bounds))?;
+    let hosted =
+        Table::of(&hosted, "on the host", |name| host_updates::row(name, folder, &bounds))?;
     if stages.is_empty() && !names.is_empty() {
         // Small instances and growth have nothing to do with these.
         let missed = orders.missed().into_iter().chain(recomputed.missed());
-        let missed: Vec<String> = missed.chain(parts.missed()).collect();
+        let missed = missed.chain(parts.missed()).chain(hosted.missed());
+        let missed: Vec<String> = missed.collect();
         for line in &missed {
             println!("falls short: {line}");
         }
         let found = serde_json::json!({
             "orders": orders.json(), "recompute": recomputed.json(), "parts": parts.json(),
-            "falls_short": missed,
+            "host_updates": hosted.json(), "falls_short": missed,
         });
         std::fs::write(output, format!("{found:#}\n"))?;
         std::process::exit(i32::from(!missed.is_empty()));
@@ -97,9 +106,10 @@ fn main() -> Result<(), Failure> {
     let missed = cells.iter().flat_map(columns::missed_by).chain(marks::missed_by_small(&small));
     let missed = missed.chain(marks::missed_by_growth(&sizes));
     let missed = missed.chain(orders.missed()).chain(recomputed.missed());
-    let missed = missed.chain(parts.missed()).collect();
+    let missed = missed.chain(parts.missed()).chain(hosted.missed()).collect();
     let out_of_reach = cells.iter().filter_map(columns::out_of_reach).collect();
-    let results = Results { cells, orders, recomputed, parts, small, sizes, missed, out_of_reach };
+    let results =
+        Results { cells, orders, recomputed, parts, hosted, small, sizes, missed, out_of_reach };
     write(Path::new(output), &results)?;
     for line in &results.out_of_reach {
         println!("out of reach: {line}");

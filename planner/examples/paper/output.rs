@@ -8,7 +8,7 @@ use super::sets::TracePart;
 use super::small::Small;
 use super::table::Table;
 use super::{GIB, ratio};
-use super::{parts, recompute};
+use super::{host_updates, parts, recompute};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -20,6 +20,7 @@ pub(super) struct Results {
     pub(super) orders: Orders,
     pub(super) recomputed: Table<recompute::RecomputedRow>,
     pub(super) parts: Table<parts::PartedRow>,
+    pub(super) hosted: Table<host_updates::HostRow>,
     pub(super) small: Small,
     pub(super) sizes: Vec<Size>,
     pub(super) missed: Vec<String>,
@@ -144,6 +145,7 @@ pub(super) fn json(results: &Results) -> Value {
         "orders": results.orders.json(),
         "recompute": results.recomputed.json(),
         "parts": results.parts.json(),
+        "host_updates": results.hosted.json(),
         "small_instances": results.small,
         "growth": results.sizes,
         "falls_short": results.missed,

@@ -43,6 +43,7 @@ pub(super) fn page(results: &Results, name: &str) -> String {
     out += &super::orders::page(&results.orders);
     out += &super::recompute::page(&results.recomputed);
     out += &super::parts::page(&results.parts);
+    out += &super::host_updates::page(&results.hosted);
     let _ = writeln!(out, "<h2>Small instances</h2>\n<p>{}</p>", small_in_words(&results.small));
     out.push_str("<h2>Longer traces</h2>\n");
     for size in &results.sizes {

@@ -10,16 +10,26 @@ use super::line::IntervalLine;
 use super::lives::{Gathering, Lives, Spreading, cheapest};
 use super::stretches::Stretches;
 use crate::lifetime::{At, Lifetime, Lifetimes, uses_by_storage};
-use crate::trace::{PlanStorage, Trace};
-use std::ops::Range;
+use crate::trace::{PlanStorage, Storage, Trace};
+use crate::units::Nanos;
 
-/// Ops, one after the other, that an iteration may leave out.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Ops that an iteration may leave out together: what it has computed once already, or what runs on
+/// another processor.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Skippable {
     /// The ops.
-    pub ops: Range<u32>,
-    /// Storages that the ops make.
+    pub ops: Vec<u32>,
+    /// Storages that the ops make, and that others stand for.
     pub made: Vec<MadeTwice>,
+    /// Storages that only these ops use: where the ops are left out, they need not be.
+    pub own: Vec<PlanStorage>,
+    /// Storages that others use, too. Where the ops are left out they are written anew for the
+    /// first of the others, and of no use after the last.
+    pub shared: Vec<PlanStorage>,
+    /// Storages that are used at the place of these ops even where they are left out.
+    pub read: Vec<PlanStorage>,
+    /// Time of what runs in place of ops that are left out, beside which op.
+    pub instead: Vec<(u32, Nanos)>,
 }
 
 /// A storage that ops make which may be left out, and what stands for it then.
@@ -61,6 +71,8 @@ pub(super) struct Skips {
 pub(super) struct LivesOfTrace {
     pub(super) lifetimes: Vec<Lifetime>,
     pub(super) uses: Vec<Vec<At>>,
+    /// Lifetimes and uses where all ops run.
+    whole: (Vec<Lifetime>, Vec<Vec<At>>),
     /// True if a storage's life is a matter of a group.
     pub(super) is_optional: Vec<bool>,
 }
@@ -68,8 +80,8 @@ pub(super) struct LivesOfTrace {
 /// Returns whether each op may be left out.
 pub(super) fn may_be_left_out(trace: &Trace, groups: &[Skippable]) -> Vec<bool> {
     let mut ops = vec![false; trace.ops.len()];
-    for op in groups.iter().flat_map(|group| group.ops.clone()) {
-        ops[op as usize] = true;
+    for op in groups.iter().flat_map(|group| &group.ops) {
+        ops[*op as usize] = true;
     }
     ops
 }
@@ -79,7 +91,8 @@ impl LivesOfTrace {
     pub(super) fn of(trace: &Trace, lifetimes: &Lifetimes, left_out: &[bool]) -> Self {
         let count = trace.ops.len() as u32;
         let stays = |op: u32| !left_out[(op % count) as usize];
-        let mut uses = uses_by_storage(trace);
+        let whole = (lifetimes.lifetimes.clone(), uses_by_storage(trace));
+        let mut uses = whole.1.clone();
         for uses in &mut uses {
             uses.retain(|at| stays(at.op));
         }
@@ -91,7 +104,21 @@ impl LivesOfTrace {
             ..*life
         };
         let lifetimes = lifetimes.lifetimes.iter().map(last).collect();
-        Self { lifetimes, uses, is_optional: vec![false; trace.storages.len()] }
+        Self { lifetimes, uses, whole, is_optional: vec![false; trace.storages.len()] }
+    }
+
+    /// Returns a storage's life where all ops run.
+    fn whole(&self, storage: PlanStorage) -> (Lifetime, &[At]) {
+        let index = storage.0 as usize;
+        (self.whole.0[index], &self.whole.1[index])
+    }
+
+    /// Returns a storage's life where it is only what the ops that stay use, written anew for the
+    /// first of them; nothing where none does.
+    fn rest(&self, storage: PlanStorage) -> Option<(Lifetime, &[At])> {
+        let uses = &self.uses[storage.0 as usize];
+        let (first, last) = (uses.first()?, uses.last()?);
+        Some((Lifetime { birth: Some(first.op), death: Some(last.op) }, uses))
     }
 }
 
@@ -107,9 +134,12 @@ impl Skips {
         let mut skips = Self::default();
         for group in groups {
             let mut skip = Skip::default();
-            for op in group.ops.clone() {
-                let time = trace.ops[op as usize].duration.0;
-                skip.run.add_time(cut.interval(op) % cut.instants.len(), time);
+            let interval = |op: u32| cut.interval(op) % cut.instants.len();
+            for op in &group.ops {
+                skip.run.add_time(interval(*op), trace.ops[*op as usize].duration.0);
+            }
+            for (op, time) in &group.instead {
+                skip.left_out.add_time(interval(*op), time.0);
             }
             for one in &group.made {
                 let [made, instead] = [one.again, one.first].map(|storage| storage.0 as usize);
@@ -134,6 +164,10 @@ impl Skips {
                     add(&mut skip.left_out, long, &both);
                 }
             }
+            skip.add_lives(trace, group, lives, &mut |(life, uses), size| {
+                let (stretches, end) = cut.stretches(life, uses)?;
+                Some((gathered.number(stretches, end), size))
+            });
             skips.all.push(skip);
         }
         skips
@@ -210,6 +244,38 @@ impl Skips {
                     spreading.spread(costs, lives.of(life), what, bytes_to);
                 }
             }
+        }
+    }
+}
+
+impl Skip {
+    /// Adds what lives only while the group's ops run, or otherwise where they do not. `life`
+    /// numbers a life of so many bytes.
+    fn add_lives(
+        &mut self,
+        trace: &Trace,
+        group: &Skippable,
+        lives: &mut LivesOfTrace,
+        life: &mut impl FnMut((Lifetime, &[At]), u64) -> Option<(usize, u64)>,
+    ) {
+        for storage in &group.read {
+            let (life, uses) = lives.whole(*storage);
+            let uses = uses.to_vec();
+            let index = storage.0 as usize;
+            (lives.lifetimes[index], lives.uses[index]) = (life, uses);
+        }
+        for storage in group.own.iter().chain(&group.shared) {
+            let Storage { size, movable, .. } = trace.storages[storage.0 as usize];
+            lives.is_optional[storage.0 as usize] = true;
+            if movable {
+                self.bytes += size.0;
+                self.run.lives.extend(life(lives.whole(*storage), size.0));
+            }
+        }
+        for storage in &group.shared {
+            let Storage { size, movable, .. } = trace.storages[storage.0 as usize];
+            let rest = lives.rest(*storage).filter(|_| movable);
+            self.left_out.lives.extend(rest.and_then(|rest| life(rest, size.0)));
         }
     }
 }

@@ -16,6 +16,7 @@
 
 mod blocks;
 mod check;
+mod host_updates;
 mod on_host;
 mod rebuild;
 mod split;
@@ -27,6 +28,7 @@ use std::fmt;
 
 pub use check::{BrokenDependence, check};
 pub(crate) use check::{Instance, written_by};
+pub use host_updates::{HostChoice, HostUpdates};
 pub use on_host::{HostProcessor, HostStep, on_host};
 
 /// Time at which a parameter is updated.
@@ -202,6 +204,11 @@ pub enum OrderError {
     /// An op would read something else.
     #[error(transparent)]
     Dependence(#[from] BrokenDependence),
+    /// Updates that wait for the next iteration.
+    #[error(
+        "updates that wait for the next iteration do not run on a host: there they follow gradients"
+    )]
+    LateOnHost,
     /// The new order is no trace.
     #[error("the order contradicts itself: {0}")]
     Trace(#[from] TraceError),

@@ -1,6 +1,7 @@
 //! A step whose updates run on the host's processor, beside the GPU, where optimizer state lies.
 //!
-//! Every update is left out, and state with it. A gradient is copied to the host where the first
+//! All updates run there, or some (`host_updates` chooses which). Each is left out, and its state
+//! with it. A gradient is copied to the host where the first
 //! update would read it; a parameter comes back just before the first op of the next iteration that
 //! uses it. Both copies are ops here, in the stream of kernels, as the bridge launches them. The
 //! host updates one parameter after the other, as fast as its memory is. A gradient for which host
@@ -51,15 +52,24 @@ pub struct HostStep {
 /// Where the trace has no optimizer, or one that updates no parameter of its own.
 pub fn on_host(trace: &Trace, processor: HostProcessor) -> Result<HostStep, OrderError> {
     let base = split::by_parameter(trace);
-    let is_update = updates::of(&base);
-    let moved = Moved::of(&base, &is_update);
+    some_on_host(&base, &updates::of(&base), processor)
+}
+
+/// Returns the step with the updates of `is_moved` on a host, of a trace whose updates are one op
+/// or more for each parameter.
+pub(super) fn some_on_host(
+    base: &Trace,
+    is_moved: &[bool],
+    processor: HostProcessor,
+) -> Result<HostStep, OrderError> {
+    let moved = Moved::of(base, is_moved);
     if moved.parameters.is_empty() {
         return Err(OrderError::NoOptimizer);
     }
-    let mut step = Emitted::new(&base, processor);
+    let mut step = Emitted::new(base, processor);
     let mut returned = vec![false; base.storages.len()];
     let mut left = vec![false; base.storages.len()];
-    for (op, is_update) in base.ops.iter().zip(&is_update) {
+    for (op, is_update) in base.ops.iter().zip(is_moved) {
         for used in &op.uses {
             let storage = used.storage.0 as usize;
             if *is_update && moved.gradients.contains(&used.storage) && !left[storage] {
@@ -73,7 +83,7 @@ pub fn on_host(trace: &Trace, processor: HostProcessor) -> Result<HostStep, Orde
         }
         if *is_update { step.lets_go(op, &moved) } else { step.runs(op) }
     }
-    let traffic = moved.traffic(&base);
+    let traffic = moved.traffic(base);
     let size = |storage: &PlanStorage| base.storage(*storage).size.0;
     let waiting = moved.gradients.iter().map(size).max().unwrap_or(0);
     let gradients: u64 = moved.gradients.iter().map(size).sum();
@@ -284,7 +294,7 @@ fn without_unused(trace: Trace, moved: &Moved) -> Trace {
     Trace { name: trace.name, storages, ops }
 }
 
-fn time_of(bytes: u64, rate: Bandwidth) -> Nanos {
+pub(super) fn time_of(bytes: u64, rate: Bandwidth) -> Nanos {
     Nanos((u128::from(bytes) * 1_000_000_000 / u128::from(rate.0.max(1))) as u64)
 }
 

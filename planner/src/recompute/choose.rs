@@ -9,13 +9,11 @@ use super::{LeftOut, Reruns};
 use crate::bound::{self, Effort};
 use crate::cost::{Machine, MachineError};
 use crate::trace::Trace;
+use crate::trials::best_count;
 use std::collections::{BTreeMap, HashMap};
 
 /// The prices only rank here.
 const EFFORT: Effort = Effort { instants: 300, steps: 400 };
-
-/// Number of counts of a ranking that are tried at first, at even distances.
-const TRIED: usize = 8;
 
 /// A choice that was tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,27 +95,12 @@ struct Trials<'a, C, F> {
 }
 
 impl<C: Ord + Clone, F> Trials<'_, C, F> {
-    /// Tries how many of a ranking's groups are best left out: at even distances, then nearer and
-    /// nearer to the best.
+    /// Tries how many of a ranking's groups are best left out.
     fn of<E>(&mut self, ranking: &[Vec<u32>]) -> Result<(), E>
     where
         F: FnMut(&Trace) -> Result<Option<C>, E>,
     {
-        let count = ranking.len();
-        let mut step = count.div_ceil(TRIED).max(1);
-        let mut best: Option<(C, usize)> = None;
-        let mut next: Vec<usize> = (0..count).step_by(step).chain([count]).collect();
-        loop {
-            for groups in next {
-                let Some(cost) = self.cost(&ranking[..groups])? else { continue };
-                if best.as_ref().is_none_or(|(least, _)| cost < *least) {
-                    best = Some((cost, groups));
-                }
-            }
-            let Some((_, at)) = best.as_ref().filter(|_| step > 1) else { return Ok(()) };
-            step = step.div_ceil(2);
-            next = [at.saturating_sub(step), (at + step).min(count)].to_vec();
-        }
+        best_count(ranking.len(), |groups| self.cost(&ranking[..groups]))
     }
 
     fn cost<E>(&mut self, groups: &[Vec<u32>]) -> Result<Option<C>, E>

@@ -77,7 +77,11 @@ impl Rerun {
 
     /// The second run as the lower bound sees it: ops that may be left out.
     pub fn skippable(&self) -> Skippable {
-        Skippable { ops: self.again.clone(), made: self.made.clone() }
+        Skippable {
+            ops: self.again.clone().collect(),
+            made: self.made.clone(),
+            ..Skippable::default()
+        }
     }
 }
 

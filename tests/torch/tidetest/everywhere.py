@@ -29,9 +29,15 @@ STAGING, PLENTY = 256 * KIB, 1024 * MIB
 # In the words of the planner, and of blocks.
 OTHER_BYTES = ("would read other bytes", "which it reads, changes before its backward pass")
 GATHERED = (
-    "FSDP2 gathers the parameters again before the backward pass, and so a second run reads what was written anew; with "
-    "`reshard_after_forward=False` it does not, and regions have a choice"
+    "FSDP2 gathers the parameters again before the backward pass, and no rank sees whether another one has changed its "
+    "part since, so that a second run may read other bytes; with `reshard_after_forward=False` regions have a choice"
 )
+HELD = (
+    "a gradient whose bytes are on their way to or from a GPU has one more holder, and torch adds in place only to what "
+    "has one: steps of this program leave their plans; where they follow them, the reason is that of FSDP2 on the host"
+)
+# What is said of a step then.
+NOT_IN_PLACE = "aten.add.Tensor ran where aten.add_.Tensor was planned"
 NEVER = "never run: inductor's kernels for CUDA need a GPU, which no machine of the tests has"
 
 
@@ -76,6 +82,8 @@ def noticed(stats):
 
 def refused(stats):
     """Returns the refusal of regions: the last one's reason, where they were looked at."""
+    if not stats["recompute"]["settled"] and any(NOT_IN_PLACE in notice for notice in stats["notices"]):
+        return HELD
     if stats["recompute"]["own_seconds"] is None and not stats["recompute"]["settled"]:
         return "too few steps follow their plan to its end for regions to be compared"
     why = [stats["recompute"]["why"], *stats["recompute"]["refused"]][-1]

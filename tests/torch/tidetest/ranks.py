@@ -12,9 +12,9 @@ import warnings
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import checkpoint
+from torch.distributed import _functional_collectives, checkpoint
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.distributed._functional_collectives import all_gather_single, all_reduce, reduce_scatter_single, wait_tensor
+from torch.distributed._functional_collectives import all_reduce, wait_tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
@@ -28,6 +28,15 @@ import tidelog
 from tidelog.block._ranks import Ranks
 from tidetest import KIB, MIB
 from tidetest.bits import assert_same, frozen
+
+# Older torches have them by names that newer ones warn of.
+if hasattr(_functional_collectives, "all_gather_single"):
+    from torch.distributed._functional_collectives import all_gather_single, reduce_scatter_single
+else:
+    from torch.distributed._functional_collectives import (
+        all_gather_tensor as all_gather_single,
+        reduce_scatter_tensor as reduce_scatter_single,
+    )
 
 WIDTH, LAYERS, ROWS, STEPS = 96, 4, 24, 8
 PART = 0.4  # of the plain program's peak is the budget
