@@ -105,7 +105,16 @@ impl Member {
 
     /// Returns the superblock of this device.
     pub(super) fn superblock(&self) -> Result<Superblock, SuperblockError> {
-        SuperblockClaim::only(self.claims(&[])?).map(|claim| claim.superblock)
+        self.superblock_beside(&[])
+    }
+
+    /// Returns the superblock of this device, which may be larger than the others of its pool: then
+    /// their geometry says where its second one is.
+    pub(super) fn superblock_beside(
+        &self,
+        others: &[Geometry],
+    ) -> Result<Superblock, SuperblockError> {
+        SuperblockClaim::only(self.claims(others)?).map(|claim| claim.superblock)
     }
 
     /// Returns whether openings of a share of this pool were counted here.
