@@ -157,7 +157,7 @@ pub(super) enum CopyFault {
     /// The copy is damaged or absent.
     Damaged,
     /// The copy is of another device.
-    Foreign(Superblock),
+    Foreign(Box<Superblock>),
     /// The copy is behind: the first one and older than the second, which is written before it: a
     /// process ended between the two.
     Behind,
@@ -194,8 +194,8 @@ impl SuperblockCopies {
                 Ok(vec![SuperblockClaim { superblock: *first, damaged: Vec::new() }])
             }
             (Ok(first), Ok(second)) if !first.is_of_the_same_device(second) => Ok(vec![
-                SuperblockClaim::new(*first, 'B', CopyFault::Foreign(*second)),
-                SuperblockClaim::new(*second, 'A', CopyFault::Foreign(*first)),
+                SuperblockClaim::new(*first, 'B', CopyFault::Foreign(Box::new(*second))),
+                SuperblockClaim::new(*second, 'A', CopyFault::Foreign(Box::new(*first))),
             ]),
             (Ok(first), Ok(second)) if second.generation > first.generation => {
                 Ok(vec![SuperblockClaim::new(*second, 'A', CopyFault::Behind)])

@@ -147,7 +147,7 @@ impl Life {
                 self.use_meanwhile(change)?;
             }
         }
-        self.note_change(change)?;
+        self.note_change(change);
         self.look(change)?;
         Ok(true)
     }
@@ -216,7 +216,7 @@ impl Life {
     }
 
     /// Notes which disks the pool has now.
-    fn note_change(&mut self, change: &Change) -> Check {
+    fn note_change(&mut self, change: &Change) {
         match change {
             Change::Add(new) if self.disks.iter().any(|it| it.is_same(new)) => {
                 self.figures.reshapes.added += 1;
@@ -239,7 +239,6 @@ impl Life {
                 self.figures.reshapes.removed += 1;
             }
         }
-        Ok(())
     }
 
     /// Looks at what the pool has become, without a process that uses it.

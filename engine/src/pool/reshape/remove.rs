@@ -51,11 +51,11 @@ fn mark<Device: MemberSource>(
     options: &ReshapeOptions,
 ) -> Result<(Vec<String>, bool), ReshapeError> {
     let members = Members::open(devices, &MemberAccess::alone(options.buffered))?;
-    let mut places = arrange_places(members)?.into_iter().peekable();
+    let places = arrange_places(members)?;
     let of_place: DeviceSet = [DeviceIndex(place as u8)].into_iter().collect();
     let mut all: Vec<(Member, Superblock)> = Vec::new();
     let mut is_told = true;
-    while let Some(placed) = places.next() {
+    for placed in places {
         let says_so = |it: &DeviceTable| it.removed.intersection(of_place) == of_place;
         is_told &= placed.superblock.table.is_some_and(|it| says_so(&it));
         all.push((placed.member, placed.superblock));

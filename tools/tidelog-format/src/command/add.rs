@@ -48,11 +48,8 @@ pub(super) fn run(args: &AddArgs, system: &System) -> Result<CommandReport, Form
     });
     bar.finish_and_clear();
     let Reshaped { place, devices, moved, was_done } = done?;
-    text.push_str(&if was_done {
-        format!("\nIt is device {place} of the pool already.\n")
-    } else {
-        format!("\nIt is device {place} of the pool; name it with the others from now on.\n")
-    });
+    let how = if was_done { " already" } else { "; name it with the others from now on" };
+    let _ = writeln!(text, "\nIt is device {place} of the pool{how}.");
     let json = json!({
         "written": true,
         "pool": pool,

@@ -57,7 +57,8 @@ pub fn run(command: &FormatCommand) -> CommandOutcome {
 }
 
 fn page(text: String) -> CommandReport {
-    CommandReport::new(text.clone(), json!({ "text": text }), FormatExit::Clean)
+    let json = json!({ "text": text });
+    CommandReport::new(text, json, FormatExit::Clean)
 }
 
 /// Resolves the names. Those that stand for nothing are refused, all of them.

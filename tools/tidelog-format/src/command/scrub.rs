@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use tidelog_command_line::{FormatExit, printable};
 use tidelog_engine::path::DeviceSpec;
-use tidelog_engine::pool::inspect::inspect;
+use tidelog_engine::pool::inspect::{IndexView, inspect};
 use tidelog_engine::pool::{OpenOptions, Pool, ScrubReport};
 use tidelog_engine::units::ByteCount;
 
@@ -18,7 +18,7 @@ pub(super) fn run(args: &ScrubArgs) -> Result<CommandReport, FormatFailure> {
     let devices = specs(&args.pool.devices);
     let view = inspect(&devices)?;
     let total = view.shares.iter().filter_map(|share| share.index.as_ref().ok());
-    let total = total.flat_map(|index| index.readable()).map(|(entry, ..)| entry.length).sum();
+    let total = total.flat_map(IndexView::readable).map(|(entry, ..)| entry.length).sum();
     let mut scrubbing = Scrubbing { devices, args, total: ByteCount(total), begun: Instant::now() };
     let report = scrubbing.run(view.superblock.geometry.shares)?;
     let pool = format!("{:032x}", view.superblock.pool);

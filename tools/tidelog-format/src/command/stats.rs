@@ -54,7 +54,7 @@ struct Health<'a> {
 /// Event that needs attention.
 struct Event {
     /// Name by which alerts know it.
-    event: &'static str,
+    name: &'static str,
     /// Device or share that it is about.
     place: String,
     text: String,
@@ -65,7 +65,7 @@ impl Health<'_> {
     fn events(&self) -> Vec<Event> {
         let mut events = Vec::new();
         let mut tell =
-            |event, place: String, text: String| events.push(Event { event, place, text });
+            |event, place: String, text: String| events.push(Event { name: event, place, text });
         let superblock = &self.view.superblock;
         for place in &self.view.missing {
             let gone = superblock.missing.contains(DeviceIndex(*place as u8));
@@ -163,7 +163,7 @@ impl Health<'_> {
                 space.free
             );
         }
-        for Event { event, text: what, .. } in events {
+        for Event { name: event, text: what, .. } in events {
             let _ = writeln!(text, "ATTENTION {event}: {}", printable(what));
         }
         text
@@ -297,14 +297,14 @@ impl Metrics<'_> {
 
 impl Event {
     fn json(&self, pool: &str) -> Value {
-        json!({ "event": self.event, "pool": pool, "place": self.place, "text": self.text })
+        json!({ "event": self.name, "pool": pool, "place": self.place, "text": self.text })
     }
 }
 
 fn lines(events: &[Event]) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let line = |event: &Event| {
-        let Event { event, place, text } = event;
+        let Event { name: event, place, text } = event;
         format!("{}\n", json!({ "time": now, "event": event, "place": place, "text": text }))
     };
     events.iter().map(line).collect()
