@@ -29,7 +29,8 @@ pub(super) struct CheckpointOnMedia {
     pub(super) tensors: U64,
     /// Number of segments that are listed behind this structure.
     pub(super) segments: U32,
-    pub(super) reserved: [u8; 4],
+    /// Number of the set of devices over which these are striped.
+    pub(super) set: U32,
 }
 
 /// Bytes of a checkpoint before its list of segments.
@@ -47,6 +48,8 @@ pub struct Checkpoint {
     pub epoch: u64,
     /// The segments that it goes on in, in order, where its slot is too small for it.
     pub segments: Vec<u32>,
+    /// Number of the set of devices over which these are striped.
+    pub set: u8,
     /// Every durable tensor.
     pub tensors: Vec<TensorEntry>,
     /// Every version that a seal holds.
@@ -129,17 +132,20 @@ pub struct CheckpointClaim {
     pub bytes: u64,
     /// Number of segments in which the checkpoint continues.
     pub segments: u32,
+    /// Number of the set of devices over which these are striped.
+    pub set: u8,
     /// The bytes of its tensors.
     pub payload_bytes: u64,
 }
 
 impl Checkpoint {
-    /// Encodes the checkpoint, to be laid out in blocks of the slot and of `segments`.
+    /// Encodes the checkpoint, to be laid out in blocks of the slot and of `segments`, which are
+    /// striped over the set of devices of this number.
     pub fn encode(
         pool: u128,
         share: u32,
         epoch: u64,
-        segments: &[u32],
+        (segments, set): (&[u32], u8),
         index: &IndexParts<'_>,
     ) -> Vec<u8> {
         let start = Self::payload_start(segments.len() as u64) as usize;
@@ -159,6 +165,7 @@ impl Checkpoint {
         head.payload_bytes = payload_bytes.into();
         head.tensors = (index.tensors.len() as u64).into();
         head.segments = (segments.len() as u32).into();
+        head.set = u32::from(set).into();
         head.checksum =
             checksum_of(&[bytemuck::bytes_of(&head), &bytes[CHECKPOINT_HEADER_BYTES..]]).into();
         bytes[..CHECKPOINT_HEADER_BYTES].copy_from_slice(bytemuck::bytes_of(&head));
@@ -178,7 +185,8 @@ impl Checkpoint {
         let (segments, payload_bytes) = (head.segments.get(), head.payload_bytes.get());
         let bytes = payload_bytes.checked_add(Self::payload_start(segments.into()))?;
         let (pool, share, epoch) = (head.pool.get(), head.share.get(), head.epoch.get());
-        let claim = CheckpointClaim { pool, share, epoch, bytes, segments, payload_bytes };
+        let set = u8::try_from(head.set.get()).ok()?;
+        let claim = CheckpointClaim { pool, share, epoch, bytes, segments, set, payload_bytes };
         (head.magic == MAGIC).then_some(claim)
     }
 
@@ -217,7 +225,8 @@ impl Checkpoint {
             return Err(wrong(format!("{} tensors, not {}", tensors.len(), head.tensors.get())));
         }
         let (pool, share) = (head.pool.get(), head.share.get());
-        Ok(Self { pool, share, epoch, segments, tensors, held: versions, seals })
+        let set = u8::try_from(head.set.get()).map_err(|_| wrong("its set cannot be".into()))?;
+        Ok(Self { pool, share, epoch, segments, set, tensors, held: versions, seals })
     }
 
     /// Returns whether a block begins as that of a checkpoint of this pool and share does, a few
@@ -267,14 +276,14 @@ mod tests {
     }
 
     fn encode(checkpoint: &Checkpoint) -> Vec<u8> {
-        let Checkpoint { pool, share, epoch, segments, .. } = checkpoint;
-        Checkpoint::encode(*pool, *share, *epoch, segments, &checkpoint.into())
+        let Checkpoint { pool, share, epoch, segments, set, .. } = checkpoint;
+        Checkpoint::encode(*pool, *share, *epoch, (segments, *set), &checkpoint.into())
     }
 
     fn checkpoint(tensors: u128) -> Checkpoint {
         let (segments, tensors) = (Vec::new(), (0..tensors).map(entry).collect());
         let (held, seals) = (Vec::new(), Vec::new());
-        Checkpoint { pool: 3, share: 1, epoch: 9, segments, tensors, held, seals }
+        Checkpoint { pool: 3, share: 1, epoch: 9, segments, set: 0, tensors, held, seals }
     }
 
     #[test]
@@ -308,7 +317,7 @@ mod tests {
     fn segments_are_listed_before_the_tensors() {
         for count in [1, 2, 1021] {
             let segments: Vec<u32> = (7..7 + count).collect();
-            let whole = Checkpoint { segments: segments.clone(), ..checkpoint(30) };
+            let whole = Checkpoint { segments: segments.clone(), set: 7, ..checkpoint(30) };
             let bytes = encode(&whole);
             assert_eq!(Checkpoint::decode(&bytes), Ok(whole));
             assert_eq!(Checkpoint::claim(&bytes).map(|claim| claim.segments), Some(count));

@@ -29,7 +29,8 @@ fn the_document_shows_every_structure_as_it_is() {
     let structures = [
         fields!(SuperblockOnMedia: magic, version, checksum, generation, features, pool, device,
             devices, device_bytes, stripe_unit, segment_bytes, data_offset, slot_bytes, segments,
-            shares, formatted_at, depth, copies, missing, reserved, share_table, tail),
+            shares, formatted_at, depth, copies, missing, reserved, share_table, sets,
+            current_set, unused, metadata, removed, tail),
         fields!(ShareOnMedia: metadata_offset, metadata_bytes, first_segment, segments, reserved),
         fields!(UnfinishedOnMedia: magic, checksum, unused, pool, reserved),
         fields!(HolderOnMedia: magic, checksum, share, pool, process, command_bytes, since, command,
@@ -39,9 +40,9 @@ fn the_document_shows_every_structure_as_it_is() {
             reserved),
         fields!(EntryOnMedia: id, length, entry_bytes, runs, checksums, name_bytes, kind, class,
             number),
-        fields!(RunOnMedia: segment, block, blocks, mirrors),
+        fields!(RunOnMedia: segment, block, blocks, mirrors, set, reserved),
         fields!(CheckpointOnMedia: magic, checksum, share, pool, epoch, payload_bytes, tensors,
-            segments, reserved),
+            segments, set),
         fields!(RecordOnMedia: magic, checksum, payload_bytes, pool, epoch, sequence, share,
             reserved),
     ];
@@ -79,6 +80,7 @@ fn fixture_superblock() -> Superblock {
         block_checksums: false,
         copies: None,
         missing: DeviceSet::default(),
+        table: None,
     }
 }
 
@@ -132,8 +134,8 @@ fn version_1_is_written_and_read_as_it_was_when_it_was_fixed() {
     let (pool, share, epoch) = (superblock.pool, 2, 9);
     let (segments, tensors) = (Vec::new(), fixture_tensors());
     let (held, seals) = (Vec::new(), Vec::new());
-    let checkpoint = Checkpoint { pool, share, epoch, segments, tensors, held, seals };
-    let written = Checkpoint::encode(pool, share, epoch, &[], &(&checkpoint).into());
+    let checkpoint = Checkpoint { pool, share, epoch, segments, set: 0, tensors, held, seals };
+    let written = Checkpoint::encode(pool, share, epoch, (&[], 0), &(&checkpoint).into());
     let plain = BlockFormat::Plain;
     let fixture = check_fixture("checkpoint", &plain.lay_out(written));
     assert_eq!(Checkpoint::decode(&fixture), Ok(checkpoint));

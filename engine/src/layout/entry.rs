@@ -38,7 +38,10 @@ pub(super) struct RunOnMedia {
     pub(super) block: U32,
     pub(super) blocks: U32,
     /// Number of copies besides the first.
-    pub(super) mirrors: U32,
+    pub(super) mirrors: u8,
+    /// Number of the set of devices.
+    pub(super) set: u8,
+    pub(super) reserved: [u8; 2],
 }
 
 const _: () = assert!(size_of::<EntryOnMedia>() == 48);
@@ -174,7 +177,9 @@ fn encode_tensor(kind: u8, number: u64, entry: &TensorEntry, out: &mut Vec<u8>) 
             segment: run.segment.into(),
             block: run.block.into(),
             blocks: run.blocks.into(),
-            mirrors: (run.copies.count() - 1).into(),
+            mirrors: run.copies as u8 - 1,
+            set: run.set,
+            reserved: [0; 2],
         }));
     }
     for checksum in &entry.checksums {
@@ -288,15 +293,16 @@ fn decode_tensor(head: &EntryOnMedia, body: &[u8]) -> Result<TensorEntry, &'stat
 }
 
 fn decode_run(run: RunOnMedia) -> Result<Run, &'static str> {
-    let mirrors = run.mirrors.get();
+    let (mirrors, set) = (u32::from(run.mirrors), run.set);
     let copies =
         Copies::ALL.into_iter().find(|copies| copies.count().checked_sub(1) == Some(mirrors));
+    let copies = copies.filter(|_| run.reserved == [0; 2]);
     let copies = copies.ok_or("a run has more copies than two")?;
     let (segment, block, blocks) = (run.segment.get(), run.block.get(), run.blocks.get());
     if !block.is_multiple_of(copies.count()) || !blocks.is_multiple_of(copies.count()) {
         return Err("a run has a part of its copies");
     }
-    Ok(Run { segment, block, blocks, copies })
+    Ok(Run { segment, block, blocks, copies, set })
 }
 
 #[cfg(test)]

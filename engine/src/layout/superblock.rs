@@ -4,6 +4,7 @@ use bytemuck::{Pod, Zeroable};
 use thiserror::Error;
 
 use super::blocks::BlockFormat;
+use super::device_table::{DEVICE_SETS_MAX, DeviceTable};
 use super::endian::{U32, U64, U128};
 use super::geometry::{Geometry, GeometryError};
 use super::{BLOCK_BYTES, Copies, SHARES_MAX, checksum_of, is_zero};
@@ -34,6 +35,9 @@ const COPIES: u64 = 1 << 5;
 /// The pool has gone on without a device, which must not be used as it was.
 const DEGRADED: u64 = 1 << 6;
 
+/// The pool has got devices, or has given some up, since it was formatted.
+const DEVICE_TABLE: u64 = 1 << 7;
+
 /// Feature bits that a reader must know, by bit and name.
 const FEATURES: &[(u64, &str)] = &[
     (INDEX_IN_SEGMENTS, "index-in-segments"),
@@ -41,6 +45,7 @@ const FEATURES: &[(u64, &str)] = &[
     (BLOCK_CHECKSUMS, "block-checksums"),
     (COPIES, "copies"),
     (DEGRADED, "degraded"),
+    (DEVICE_TABLE, "device-table"),
 ];
 
 /// Names for features that later versions may set, so that a refusal says more than a number.
@@ -83,7 +88,12 @@ pub(super) struct SuperblockOnMedia {
     pub(super) missing: U64,
     pub(super) reserved: [u8; 128],
     pub(super) share_table: [ShareOnMedia; SHARES_MAX as usize],
-    pub(super) tail: [u8; 1792],
+    pub(super) sets: [U64; DEVICE_SETS_MAX],
+    pub(super) current_set: U32,
+    pub(super) unused: U32,
+    pub(super) metadata: U64,
+    pub(super) removed: U64,
+    pub(super) tail: [u8; 1704],
 }
 
 const _: () = assert!(size_of::<ShareOnMedia>() == 64);
@@ -120,6 +130,9 @@ pub struct Superblock {
     /// The devices without which the pool has gone on (feature bit 6). One of them that says so of
     /// itself is a replacement that is not complete yet. Older software refuses the pool.
     pub missing: DeviceSet,
+    /// The devices of the pool, where they are not those of its format (feature bit 7). Older
+    /// software refuses the pool.
+    pub table: Option<DeviceTable>,
 }
 
 /// The reason why a block is not a superblock that this version can use.
@@ -170,9 +183,28 @@ pub enum SuperblockError {
     },
 }
 
-/// Returns whether a sector behind the first one of a superblock may have this: rows of shares,
-/// each of which begins where the one before ends, and zeroes behind them.
-pub(super) fn is_part_of_share_table(sector: &[u8]) -> bool {
+/// Returns whether a sector behind the first one of a superblock may have this: rows of shares, and
+/// in one sector the table of devices behind them.
+pub(super) fn is_part_of_tables(sector: &[u8]) -> bool {
+    const BEFORE: usize = std::mem::offset_of!(SuperblockOnMedia, sets) % 512;
+    const TABLE: usize = std::mem::offset_of!(SuperblockOnMedia, tail)
+        - std::mem::offset_of!(SuperblockOnMedia, sets);
+    if is_part_of_share_table(sector) {
+        return true;
+    }
+    let (rows, rest) = sector.split_at(BEFORE);
+    let (found, rest) = rest.split_at(TABLE);
+    let mut block = SuperblockOnMedia::zeroed();
+    block.features = DEVICE_TABLE.into();
+    block.devices = 64.into();
+    let at = std::mem::offset_of!(SuperblockOnMedia, sets);
+    bytemuck::bytes_of_mut(&mut block)[at..at + TABLE].copy_from_slice(found);
+    is_part_of_share_table(rows) && is_zero(rest) && decode_table(&block).is_ok()
+}
+
+/// Returns whether these are rows of shares, each of which begins where the one before ends, and
+/// zeroes behind them.
+fn is_part_of_share_table(sector: &[u8]) -> bool {
     let is_blank = |row: &ShareOnMedia| is_zero(bytemuck::bytes_of(row));
     let rows = sector.chunks_exact(size_of::<ShareOnMedia>()).map(bytemuck::pod_read_unaligned);
     let rows: Vec<ShareOnMedia> = rows.collect();
@@ -206,9 +238,22 @@ impl Superblock {
         self.copies.unwrap_or(Copies::One)
     }
 
-    /// Returns whether both superblocks are of one pool.
+    /// Returns whether both superblocks are of one pool, which may have got devices meanwhile.
     pub fn is_of_the_same_pool(&self, other: &Self) -> bool {
-        (self.pool, self.geometry) == (other.pool, other.geometry)
+        let apart = |it: &Self| (it.pool, Geometry { devices: 0, ..it.geometry });
+        apart(self) == apart(other)
+    }
+
+    /// Returns the devices of the pool.
+    pub fn device_table(&self) -> DeviceTable {
+        self.table.unwrap_or_else(|| DeviceTable::of_all(self.geometry.devices))
+    }
+
+    /// Returns this superblock with the devices that another one says the pool has.
+    #[must_use]
+    pub fn with_devices_of(&self, other: &Self) -> Self {
+        let geometry = Geometry { devices: other.geometry.devices, ..self.geometry };
+        Self { geometry, table: other.table, ..*self }
     }
 
     /// Returns pool and device, for messages.
@@ -258,11 +303,17 @@ impl Superblock {
             | bit(self.seals, SEALS)
             | bit(self.block_checksums, BLOCK_CHECKSUMS)
             | bit(self.copies.is_some(), COPIES)
-            | bit(!self.missing.is_empty(), DEGRADED);
+            | bit(!self.missing.is_empty(), DEGRADED)
+            | bit(self.table.is_some(), DEVICE_TABLE);
         block.features = features.into();
         // One is zero, as where older software has reserved bytes.
         block.copies = (self.default_copies().count() - 1).into();
         block.missing = self.missing.bits().into();
+        if let Some(DeviceTable { sets, current, metadata, removed }) = &self.table {
+            block.sets = sets.map(|set| set.bits().into());
+            block.current_set = u32::from(*current).into();
+            (block.metadata, block.removed) = (metadata.bits().into(), removed.bits().into());
+        }
         for (place, share) in block.share_table.iter_mut().zip(share_table(geometry)) {
             *place = share;
         }
@@ -332,6 +383,7 @@ impl Superblock {
                 );
             }
         };
+        let table = decode_table(&block)?;
         Ok(Self {
             generation: block.generation.get(),
             pool: block.pool.get(),
@@ -344,6 +396,7 @@ impl Superblock {
             block_checksums: block.features.get() & BLOCK_CHECKSUMS != 0,
             copies,
             missing,
+            table,
         })
     }
 
@@ -352,6 +405,24 @@ impl Superblock {
     pub fn of_device(&self, device: u32) -> Self {
         Self { device, ..*self }
     }
+}
+
+/// The table of devices, if the pool has one.
+fn decode_table(block: &SuperblockOnMedia) -> Result<Option<DeviceTable>, GeometryError> {
+    if block.features.get() & DEVICE_TABLE == 0 {
+        return Ok(None);
+    }
+    let current = u8::try_from(block.current_set.get());
+    let current = current.map_err(|_| GeometryError::Contradiction("a set that cannot be"))?;
+    let [metadata, removed] = [block.metadata, block.removed].map(U64::get);
+    let table = DeviceTable {
+        sets: block.sets.map(|set| DeviceSet::from_bits(set.get())),
+        current,
+        metadata: DeviceSet::from_bits(metadata),
+        removed: DeviceSet::from_bits(removed),
+    };
+    table.check(block.devices.get())?;
+    Ok(Some(table))
 }
 
 /// The table of shares that belongs to a geometry.
@@ -437,6 +508,7 @@ mod tests {
             block_checksums: false,
             copies: None,
             missing: DeviceSet::default(),
+            table: None,
         }
     }
 

@@ -145,12 +145,14 @@ pub struct Run {
     pub blocks: u32,
     /// Number of copies, the same of all runs in a segment.
     pub copies: Copies,
+    /// Number of the set of devices over which the segment is striped, the same of all runs in it.
+    pub set: u8,
 }
 
 impl Run {
     /// A run without a second copy.
     pub const fn single(segment: u32, block: u32, blocks: u32) -> Self {
-        Self { segment, block, blocks, copies: Copies::One }
+        Self { segment, block, blocks, copies: Copies::One, set: 0 }
     }
 
     /// One past the last block within the segment.

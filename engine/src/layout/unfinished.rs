@@ -53,7 +53,7 @@ impl UnfinishedFormat {
     /// that takes its place may have been torn: the mark is all in the first sector.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut block: UnfinishedOnMedia = bytemuck::try_pod_read_unaligned(bytes).ok()?;
-        if bytes.chunks(SECTOR_BYTES).skip(1).all(superblock::is_part_of_share_table) {
+        if bytes.chunks(SECTOR_BYTES).skip(1).all(superblock::is_part_of_tables) {
             block.reserved[SECTOR_BYTES - 32..].fill(0);
         }
         let expected = std::mem::replace(&mut block.checksum, 0.into());
@@ -68,7 +68,7 @@ impl UnfinishedFormat {
         let is_measured = |sector: &[u8]| sector.starts_with(&CALIBRATION_MARK) || is_zero(sector);
         let is_torn = |mut sectors: std::slice::Chunks<'_, u8>| {
             sectors.next().is_some_and(is_zero)
-                && (sectors.clone().all(superblock::is_part_of_share_table)
+                && (sectors.clone().all(superblock::is_part_of_tables)
                     || sectors.next_back().is_some_and(ends_as_a_block_does)
                         && sectors.all(is_zero))
         };

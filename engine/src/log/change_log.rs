@@ -21,8 +21,8 @@ use super::stripe::StripeMap;
 #[cfg(test)]
 use crate::layout::TensorEntry;
 use crate::layout::{
-    BlockFormat, Change, ChangeRecord, Checkpoint, Geometry, IndexParts, LogMark, LogPoint,
-    RecordHead, ShareArea, SlotArea, Superblock,
+    BlockFormat, Change, ChangeRecord, Checkpoint, DEVICE_SETS_MAX, DeviceTable, Geometry,
+    IndexParts, LogMark, LogPoint, RecordHead, ShareArea, SlotArea, Superblock,
 };
 use crate::units::{ByteCount, DeviceIndex, DeviceSet};
 
@@ -55,8 +55,8 @@ pub struct LogPlace {
     pub stripes: StripeMap,
     /// Format of checkpoints and records in blocks.
     pub format: BlockFormat,
-    /// Number of copies: one on each of the devices 0.., which carry the metadata.
-    pub devices: u8,
+    /// The devices that carry the metadata, with a copy each.
+    pub metadata: DeviceSet,
     /// The one copy to read, as if there were no other.
     pub only: Option<u8>,
     /// Devices of which nothing is read.
@@ -68,16 +68,27 @@ pub struct LogPlace {
 impl LogPlace {
     /// Returns the metadata's place for a share of a pool; `None` if there is no such share.
     pub fn new(pool: u128, share: u32, geometry: &Geometry, format: BlockFormat) -> Option<Self> {
-        let (area, stripes) = (geometry.share(share)?, StripeMap::new(geometry));
-        let (devices, only) = (geometry.metadata_devices(), None);
+        Self::over(pool, share, (geometry, &DeviceTable::of_all(geometry.devices)), format)
+    }
+
+    /// Returns the metadata's place for a share of a pool with these devices.
+    fn over(
+        pool: u128,
+        share: u32,
+        (geometry, table): (&Geometry, &DeviceTable),
+        format: BlockFormat,
+    ) -> Option<Self> {
+        let (area, stripes) = (geometry.share(share)?, StripeMap::over(geometry, table));
+        let (metadata, only) = (table.metadata, None);
         let (missing, absent) = (DeviceSet::default(), DeviceSet::default());
-        Some(Self { pool, share, area, stripes, format, devices, only, missing, absent })
+        Some(Self { pool, share, area, stripes, format, metadata, only, missing, absent })
     }
 
     /// Returns the metadata's place for a share of the pool that has this superblock.
     pub fn of(superblock: &Superblock, share: u32) -> Option<Self> {
         let Superblock { pool, geometry, .. } = superblock;
-        Self::new(*pool, share, geometry, superblock.block_format())
+        let devices = (geometry, &superblock.device_table());
+        Self::over(*pool, share, devices, superblock.block_format())
     }
 
     /// Reads nothing of the devices that are `missing`, of which the `absent` ones are not there.
@@ -88,15 +99,38 @@ impl LogPlace {
 
     /// The copies to look at, each named by the device on which it begins.
     pub fn copies(&self) -> impl Iterator<Item = u8> + Clone + use<> {
-        let Self { missing, .. } = *self;
-        let all = self.only.map_or(0..self.devices, |copy| copy..copy + 1);
+        let Self { only, missing, .. } = *self;
+        let all = self.carriers().filter(move |copy| only.is_none_or(|only| only == *copy));
         all.filter(move |copy| !missing.contains(DeviceIndex(*copy)))
     }
 
-    /// The room that a checkpoint of this share can have.
+    /// The devices that carry the metadata, whether they are there or not.
+    pub fn carriers(&self) -> impl Iterator<Item = u8> + Clone + use<> {
+        let Self { metadata, .. } = *self;
+        (0..64).filter(move |device| metadata.contains(DeviceIndex(*device)))
+    }
+
+    /// Counts the copies before the one that begins on this device.
+    fn rank(&self, copy: u8) -> u8 {
+        self.carriers().take_while(|it| *it != copy).count() as u8
+    }
+
+    /// Returns whether a device may have a part of the copy that begins on another one.
+    pub fn may_lie_on(&self, copy: u8, device: DeviceIndex) -> bool {
+        let is_in = |set: u8| self.stripes.has_part_of_index(set, self.rank(copy), device);
+        device.0 == copy
+            || (!self.metadata.contains(device) && (0..DEVICE_SETS_MAX as u8).any(is_in))
+    }
+
+    /// The room that the next checkpoint of this share can have.
     pub fn checkpoint_room(&self) -> CheckpointRoom {
+        self.room_over(self.stripes.current())
+    }
+
+    /// The room of a checkpoint whose segments are striped over this set of devices.
+    pub(super) fn room_over(&self, set: u8) -> CheckpointRoom {
         let slot = self.area.slots[0].checkpoint_bytes;
-        let segment = self.stripes.index_bytes(self.devices);
+        let segment = self.stripes.index_bytes(set);
         let [slot_bytes, segment_bytes] = [slot, segment].map(|it| self.format.content_of(it));
         CheckpointRoom { slot_bytes, segment_bytes }
     }
@@ -125,19 +159,19 @@ impl LogPlace {
     }
 
     /// Returns the places of one copy of a checkpoint of `length` bytes that begins in `slot` and
-    /// goes on in `segments`, in order: device, offset and bytes there.
+    /// goes on in segments striped over a set, in order: device, offset and bytes there.
     pub fn parts(
         &self,
         copy: u8,
         slot: usize,
-        segments: &[u32],
+        (segments, set): (&[u32], u8),
         length: u64,
     ) -> impl Iterator<Item = (u8, u64, u64)> {
         let SlotArea { checkpoint_offset, checkpoint_bytes, .. } = self.area.slots[slot];
-        let (stripes, devices) = (self.stripes, self.devices);
+        let (stripes, rank) = (self.stripes, self.rank(copy));
         let slices = segments.iter().flat_map(move |&segment| {
             let (_, bytes) = stripes.slice(segment);
-            stripes.index_slices(segment, copy, devices).map(move |(to, at)| (to, at, bytes))
+            stripes.index_slices(segment, set, rank).map(move |(to, at)| (to, at, bytes))
         });
         let mut left = length;
         std::iter::once((copy, checkpoint_offset, checkpoint_bytes)).chain(slices).map_while(
@@ -200,7 +234,7 @@ pub struct Append {
 #[derive(Clone, Debug)]
 pub struct MetaWrite {
     /// The devices.
-    pub devices: Range<u8>,
+    pub devices: DeviceSet,
     /// Offset on each of the devices.
     pub offset: u64,
     /// Bytes to write.
@@ -210,7 +244,7 @@ pub struct MetaWrite {
 impl Append {
     /// The devices that it touches.
     pub fn devices(&self) -> DeviceSet {
-        self.writes.iter().flat_map(|write| write.devices.clone()).map(DeviceIndex).collect()
+        self.writes.iter().map(|write| write.devices).fold(DeviceSet::default(), DeviceSet::union)
     }
 }
 
@@ -277,7 +311,7 @@ impl ChangeLog {
         let position_behind = position + bytes.len() as u64;
         let end = LogEnd { slot, epoch, sequence, position: position_behind, commit };
         let offset = self.place.area.slots[slot].log_offset + position;
-        let writes = vec![MetaWrite { devices: 0..self.place.devices, offset, bytes }];
+        let writes = vec![MetaWrite { devices: self.place.metadata, offset, bytes }];
         Append { writes, checkpoint: None, end }
     }
 
@@ -305,21 +339,27 @@ impl ChangeLog {
         segments: &[u32],
     ) -> Result<Append, IndexFull> {
         let (slot, epoch) = (self.next_slot(), self.end.epoch + 1);
-        let LogPlace { pool, share, devices, .. } = self.place;
+        let LogPlace { pool, share, stripes, .. } = self.place;
         let (room, payload) = (self.place.checkpoint_room(), index.bytes());
         let used = room.segments_for(payload) as usize;
         let Some(segments) = segments.get(..used).filter(|_| room.lists(used as u64)) else {
             let room = ByteCount(room.with(segments.len() as u64));
             return Err(IndexFull { needed: ByteCount(payload), room });
         };
-        let content = Checkpoint::encode(pool, share, epoch, segments, index);
+        let goes_on = (segments, stripes.current());
+        let content = Checkpoint::encode(pool, share, epoch, goes_on, index);
         let mut bytes = self.place.format.lay_out(content);
-        let parts: Vec<_> = self.place.parts(0, slot, segments, bytes.len() as u64).collect();
+        let length = bytes.len() as u64;
+        let copies = self.place.carriers();
+        let copies = copies.map(|copy| self.place.parts(copy, slot, goes_on, length).collect());
+        let copies: Vec<Vec<(u8, u64, u64)>> = copies.collect();
         // From the last on, so that the part in the slot, mostly the only one, is never copied.
-        let writes = parts.into_iter().rev().map(|(device, offset, length)| {
+        let writes = (0..copies[0].len()).rev().map(|number| {
+            // All copies of a part lie at the same place of their devices.
+            let devices = copies.iter().map(|parts| DeviceIndex(parts[number].0)).collect();
+            let (_, offset, length) = copies[0][number];
             let part = bytes.split_off(bytes.len() - length as usize);
-            // The copies lie beside each other, on as many devices from this one on.
-            MetaWrite { devices: device..device + devices, offset, bytes: part }
+            MetaWrite { devices, offset, bytes: part }
         });
         let mut writes: Vec<MetaWrite> = writes.collect();
         writes.reverse();
@@ -380,7 +420,7 @@ impl ChangeLog {
 
     /// The devices that carry the metadata.
     pub fn devices(&self) -> impl Iterator<Item = DeviceIndex> + use<> {
-        (0..self.place.devices).map(DeviceIndex)
+        self.place.carriers().map(DeviceIndex)
     }
 
     /// Counts the checkpoints since the pool was formatted.
@@ -422,8 +462,8 @@ impl ChangeLog {
     ) -> Result<(), AppendError<M::Error>> {
         let touched = append.devices();
         let Append { mut writes, end, .. } = append;
-        let mut write = |MetaWrite { mut devices, offset, bytes }: MetaWrite| {
-            devices.try_for_each(|device| media.write(device, offset, bytes.clone()))
+        let mut write = |MetaWrite { devices, offset, bytes }: MetaWrite| {
+            devices.iter().try_for_each(|device| media.write(device.0, offset, bytes.clone()))
         };
         let written = writes
             .drain(..)

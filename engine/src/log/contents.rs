@@ -362,7 +362,7 @@ impl Contents {
     /// that stand, and those that seals hold besides.
     pub fn lost(&self, stripes: &StripeMap) -> impl Iterator<Item = &Arc<Version>> {
         let held = self.held_alone().filter_map(|number| self.held(number));
-        let (is_any, stripes) = (stripes.gaps().is_some(), *stripes);
+        let (is_any, stripes) = (stripes.is_degraded(), *stripes);
         let kept = self.durable().chain(held).take_while(move |_| is_any);
         kept.filter(move |version| stripes.are_lost(&version.entry.runs))
     }

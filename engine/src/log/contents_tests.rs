@@ -17,8 +17,9 @@ fn contents(segments: u32) -> Contents {
     let format = crate::layout::BlockFormat::Checked;
     let (stripes, only) = (stripes(), None);
     let (missing, absent) = (DeviceSet::default(), DeviceSet::default());
+    let metadata = DeviceSet::from_bits(1);
     let place =
-        LogPlace { pool: 1, share: 0, area, stripes, format, devices: 1, only, missing, absent };
+        LogPlace { pool: 1, share: 0, area, stripes, format, metadata, only, missing, absent };
     let room = IndexRoom::new(&place, [Vec::new(), Vec::new()], true);
     Contents::recovered(Space::new(&area, 4), room, RecoveredIndex::default())
 }

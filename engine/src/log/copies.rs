@@ -108,10 +108,11 @@ impl Head {
         if let Some(unread) = unread.pop() {
             return Self::Unread(unread);
         }
-        let room = place.checkpoint_room();
         let is_possible = |claim: &CheckpointClaim| {
-            let segments = u64::from(claim.segments);
+            let (segments, room) = (u64::from(claim.segments), place.room_over(claim.set));
+            let has_set = segments == 0 || !place.stripes.set(claim.set).is_empty();
             (claim.pool, claim.share) == (place.pool, place.share)
+                && has_set
                 && claim.segments <= place.area.segments
                 && room.lists(segments)
                 && claim.payload_bytes <= room.with(segments)
@@ -157,13 +158,13 @@ impl CheckpointRead {
         let length = place.format.blocks_for(claim.bytes);
         let in_slot = length.min(place.area.slots[slot].checkpoint_bytes);
         let mut read = Self { bytes: Vec::new(), is_copy: true, lost: None, unread: Vec::new() };
-        read.add(place, media, (copy, slot), &[], in_slot);
+        read.add(place, media, (copy, slot), (&[], claim.set), in_slot);
         let segments = read.segments(place.format);
         let rest = (length - in_slot) as usize;
         // The claim may be anybody's. What lists a segment twice, or asks for more than there is
         // memory, is none of ours.
         if place.check_segments(&segments).is_ok() && read.bytes.try_reserve_exact(rest).is_ok() {
-            read.add(place, media, (copy, slot), &segments, length);
+            read.add(place, media, (copy, slot), (&segments, claim.set), length);
         }
         read.is_copy &= read.bytes.len() as u64 == length;
         read
@@ -178,7 +179,7 @@ impl CheckpointRead {
     ) -> Option<Vec<u32>> {
         let listed = Checkpoint::payload_start(claim.segments.into());
         let mut read = Self { bytes: Vec::new(), is_copy: true, lost: None, unread: Vec::new() };
-        read.add(place, media, (copy, slot), &[], place.format.blocks_for(listed));
+        read.add(place, media, (copy, slot), (&[], claim.set), place.format.blocks_for(listed));
         read.lost.is_none().then(|| read.segments(place.format))
     }
 
@@ -196,7 +197,7 @@ impl CheckpointRead {
         place: &LogPlace,
         media: &M,
         (copy, slot): (u8, usize),
-        segments: &[u32],
+        segments: (&[u32], u8),
         length: u64,
     ) {
         let from = self.bytes.len();

@@ -95,6 +95,10 @@ fn checked_runs(place: &LogPlace, index: &RecoveredIndex) -> Result<Vec<(Run, Te
         if before.segment == after.segment && before.end() > u64::from(after.block) {
             return Err(format!("{one} and {other} overlap in segment {}", after.segment));
         }
+        if before.segment == after.segment && before.set != after.set {
+            let segment = after.segment;
+            return Err(format!("{one} and {other} in segment {segment} differ in their devices"));
+        }
         if before.segment == after.segment && before.copies != after.copies {
             let segment = after.segment;
             return Err(format!("{one} and {other} in segment {segment} differ in their copies"));

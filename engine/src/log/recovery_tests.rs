@@ -10,7 +10,7 @@ use crate::layout::{
 };
 use crate::log::change_log::AppendError;
 use crate::log::random::seeds;
-use crate::units::ByteCount;
+use crate::units::{ByteCount, DeviceIndex};
 use tidelog_random::Random;
 
 #[derive(Debug, Error)]
@@ -271,7 +271,7 @@ fn a_device_with_another_checkpoint_of_the_same_epoch_has_no_copy() {
     let mut share = Share::formatted();
     let LogPlace { pool, share: number, area, .. } = share.place;
     let Change::Put(entry) = put(1, 1) else { unreachable!() };
-    let other = Checkpoint::encode(pool, number, 1, &[], &(&vec![entry]).into());
+    let other = Checkpoint::encode(pool, number, 1, (&[], 0), &(&vec![entry]).into());
     let other = share.place.format.lay_out(other);
     share.disks.write(1, area.slots[0].checkpoint_offset, other).unwrap();
     share.disks.flush(1).unwrap();
@@ -282,7 +282,7 @@ fn a_device_with_another_checkpoint_of_the_same_epoch_has_no_copy() {
     let mut log = recovered.log;
     log.checkpoint(&share.disks, &none(), &[]).unwrap();
     assert!(share.recover().unwrap().settled);
-    share.place.devices = 1;
+    share.place.metadata = [DeviceIndex(0)].into_iter().collect();
     assert!(share.recover().unwrap().settled);
 }
 
@@ -352,8 +352,13 @@ fn what_an_old_record_contains_does_not_matter() {
 fn an_epoch_that_leaves_none_to_come_is_refused() {
     let share = Share::formatted();
     let write = |epoch| {
-        let bytes =
-            Checkpoint::encode(share.place.pool, share.place.share, epoch, &[], &(&none()).into());
+        let bytes = Checkpoint::encode(
+            share.place.pool,
+            share.place.share,
+            epoch,
+            (&[], 0),
+            &(&none()).into(),
+        );
         let bytes = share.place.format.lay_out(bytes);
         for device in 0..2 {
             let at = share.place.area.slots[1].checkpoint_offset;
@@ -696,7 +701,7 @@ fn a_block_behind_the_end_that_cannot_be_read_locks_nothing_that_the_log_is_know
         share.spoil(0, next, Spoil::Unreadable);
         assert_eq!(share.recover().unwrap().index.tensors.len(), 400);
         // There is no other copy.
-        share.place.devices = 1;
+        share.place.metadata = [DeviceIndex(0)].into_iter().collect();
         let refused = share.recover().unwrap_err();
         assert!(refused.to_string().contains("change record 3 of epoch 2"), "{refused}");
         // The share was closed there.
@@ -726,7 +731,7 @@ fn a_newer_checkpoint_that_may_be_behind_what_cannot_be_read_is_not_gone_back_fr
         let mark = LogMark { end, commit: end, closed: true };
         assert_eq!(recover(share.place, mark, &share.disks).unwrap().log.epoch(), 2);
         // Not even its start.
-        share.place.devices = 1;
+        share.place.metadata = [DeviceIndex(0)].into_iter().collect();
         share.spoil(0, newest, Spoil::Unreadable);
         let refused = share.recover().unwrap_err();
         assert!(matches!(refused, RecoveryError::Unreadable { .. }), "{refused}");

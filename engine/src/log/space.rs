@@ -23,7 +23,9 @@ pub use victim::{Victim, Wanted};
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::layout::{BLOCK_BYTES, Copies, LifetimeClass, Run, Runs, ShareArea};
+use super::change_log::LogPlace;
+use super::stripe::StripeMap;
+use crate::layout::{BLOCK_BYTES, Copies, DEVICE_SETS_MAX, LifetimeClass, Run, Runs, ShareArea};
 use crate::units::ByteCount;
 use lane::CLASSES;
 
@@ -100,6 +102,9 @@ enum State {
 #[derive(Clone, Debug)]
 struct Segment {
     state: State,
+    /// Number of the set of devices over which it is striped. What is free will be striped over
+    /// the current one.
+    set: u8,
     /// Blocks handed out so far, from the front.
     filled: u32,
     live: u32,
@@ -117,6 +122,7 @@ struct Segment {
 impl Segment {
     const FREE: Self = Self {
         state: State::Free,
+        set: 0,
         filled: 0,
         live: 0,
         reserved: 0,
@@ -136,7 +142,12 @@ impl Segment {
 #[derive(Debug)]
 pub struct Space {
     first_segment: u32,
+    /// Blocks of a segment that is striped over the current set of devices.
     segment_blocks: u32,
+    /// Blocks of a segment by the set of devices over which it is striped.
+    set_blocks: [u32; DEVICE_SETS_MAX],
+    /// Number of the current set.
+    current: u8,
     segments: Vec<Segment>,
     /// Oldest first: a freed segment is reused as late as possible.
     free: VecDeque<u32>,
@@ -174,6 +185,8 @@ impl Space {
         Self {
             first_segment: area.first_segment,
             segment_blocks: segment_blocks as u32,
+            set_blocks: [segment_blocks as u32; DEVICE_SETS_MAX],
+            current: 0,
             segments: vec![Segment::FREE; area.segments as usize],
             free: (0..area.segments).collect(),
             open: [None; LANES],
@@ -189,10 +202,17 @@ impl Space {
         }
     }
 
-    /// Keeps what is put from now on clear of a device that is missing.
-    #[must_use]
-    pub fn with_gaps(self, gaps: Option<Gaps>) -> Self {
-        Self { gaps, ..self }
+    /// An empty share at this place, whose segments are striped as its map says. What is put keeps
+    /// clear of a device that is missing.
+    pub fn at(place: &LogPlace) -> Self {
+        let LogPlace { area, stripes, .. } = place;
+        Self::new(area, stripes.segment_blocks()).striped_by(stripes)
+    }
+
+    fn striped_by(self, stripes: &StripeMap) -> Self {
+        let (current, gaps) = (stripes.current(), stripes.gaps());
+        let set_blocks = std::array::from_fn(|set| stripes.blocks_over(set as u8) as u32);
+        Self { set_blocks, current, gaps, ..self }
     }
 
     /// Merges the lanes into one for each durability, whatever lifetimes are hinted.
@@ -230,8 +250,9 @@ impl Space {
             && self.free_within(reach) > 0
             && let Some(index) = self.free.pop_front()
         {
-            self.segments[index as usize].discarded = false;
-            self.segments[index as usize].state = State::Open(lane);
+            let segment = &mut self.segments[index as usize];
+            (segment.discarded, segment.set) = (false, self.current);
+            segment.state = State::Open(lane);
             self.open[lane.index()] = Some(index);
             missing = self.fill(lane, missing, runs);
         }
@@ -307,7 +328,7 @@ impl Space {
         let left =
             |&index: &u32| u64::from(self.segment_blocks - self.segments[index as usize].filled);
         let open_left: u64 = open().map(left).sum();
-        let capacity = self.segments.len() as u64 * u64::from(self.segment_blocks);
+        let capacity: u64 = self.segments.iter().map(|it| self.blocks_of(it)).sum();
         let unused = self.segments.iter().filter(|segment| segment.is_unused()).count() as u64;
         // Of those that may have more.
         let usable = Copies::ALL.map(|copies| self.usable(copies));
@@ -365,7 +386,8 @@ impl Space {
         let segment = &mut self.segments[index as usize];
         if blocks > 0 {
             let (block, copies) = (segment.filled, lane.copies);
-            runs.push(Run { segment: first + index, block, blocks, copies });
+            let (number, set) = (first + index, self.current);
+            runs.push(Run { segment: number, block, blocks, copies, set });
             segment.filled += blocks;
             segment.reserved += blocks;
             self.reserved += u64::from(blocks);
@@ -396,6 +418,15 @@ impl Space {
     /// The bytes of one segment, over all devices.
     pub fn segment_size(&self) -> ByteCount {
         ByteCount(u64::from(self.segment_blocks) * BLOCK_BYTES)
+    }
+
+    /// Blocks of a segment, over all devices of its set.
+    fn blocks_of(&self, segment: &Segment) -> u64 {
+        let set = match segment.state {
+            State::Free | State::Discarding | State::Index => self.current,
+            State::Open(_) | State::Sealed(_) => segment.set,
+        };
+        u64::from(self.set_blocks[usize::from(set)])
     }
 
     /// Blocks that an allocation in this lane can have.

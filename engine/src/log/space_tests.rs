@@ -51,8 +51,8 @@ fn tensors_with_two_copies_take_twice_their_blocks_in_segments_of_their_own() {
     let two = allocate(&mut space, MIRRORED, 5 * BLOCK_BYTES).unwrap();
     let copies = Copies::Two;
     let expected = [
-        Run { segment: 4, block: 0, blocks: 8, copies },
-        Run { segment: 5, block: 0, blocks: 2, copies },
+        Run { segment: 4, block: 0, blocks: 8, copies, set: 0 },
+        Run { segment: 5, block: 0, blocks: 2, copies, set: 0 },
     ];
     assert_eq!(two[..], expected);
     let (reserved, held) = (space.space_use().reserved.0, Durability::Durable);
@@ -69,7 +69,7 @@ fn tensors_with_two_copies_take_twice_their_blocks_in_segments_of_their_own() {
     space.resume();
     assert!(space.has_mirrors());
     let more = allocate(&mut space, MIRRORED, BLOCK_BYTES).unwrap();
-    assert_eq!(more[..], [Run { segment: 5, block: 2, blocks: 2, copies }]);
+    assert_eq!(more[..], [Run { segment: 5, block: 2, blocks: 2, copies, set: 0 }]);
     let more = allocate(&mut space, DURABLE, BLOCK_BYTES).unwrap();
     assert_eq!(more[..], [Run::single(3, 1, 1)]);
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::space::Gaps;
-use crate::layout::{BLOCK_BYTES, Copies, Geometry, Run, Runs};
+use crate::layout::{BLOCK_BYTES, Copies, DEVICE_SETS_MAX, DeviceTable, Geometry, Run, Runs};
 use crate::units::{DeviceIndex, DeviceSet};
 
 /// One piece of a tensor: contiguous on one device, within one stripe unit.
@@ -24,7 +24,10 @@ pub struct Placement {
 /// Map of segments to the devices.
 #[derive(Clone, Copy, Debug)]
 pub struct StripeMap {
-    devices: u64,
+    /// Sets of devices by their numbers.
+    sets: [DeviceSet; DEVICE_SETS_MAX],
+    /// The set over which new segments are striped.
+    current: u8,
     unit_blocks: u64,
     segment_bytes: u64,
     data_offset: u64,
@@ -33,10 +36,16 @@ pub struct StripeMap {
 }
 
 impl StripeMap {
-    /// The map of a pool.
+    /// The map of a pool that has the devices with which it was formatted.
     pub fn new(geometry: &Geometry) -> Self {
+        Self::over(geometry, &DeviceTable::of_all(geometry.devices))
+    }
+
+    /// The map of a pool with these devices.
+    pub fn over(geometry: &Geometry, table: &DeviceTable) -> Self {
         Self {
-            devices: u64::from(geometry.devices),
+            sets: table.sets,
+            current: table.current,
             unit_blocks: geometry.stripe_unit / BLOCK_BYTES,
             segment_bytes: geometry.segment_bytes,
             data_offset: geometry.data_offset,
@@ -58,10 +67,17 @@ impl StripeMap {
         !self.devices_of(&single).intersection(self.missing).is_empty()
     }
 
-    /// Returns the gaps that a missing device leaves in segments.
+    /// Returns whether a device is missing.
+    pub const fn is_degraded(&self) -> bool {
+        !self.missing.is_empty()
+    }
+
+    /// Returns the gaps that a missing device leaves in new segments.
     pub fn gaps(&self) -> Option<Gaps> {
-        let missing = self.missing.iter().next()?;
-        Some(Gaps::new(self.devices as u32, self.unit_blocks as u32, missing.0))
+        let set = self.current_set();
+        let missing = self.missing.intersection(set).iter().next()?;
+        let rank = set.iter().take_while(|it| *it != missing).count() as u8;
+        Some(Gaps::new(set.len() as u32, self.unit_blocks as u32, rank))
     }
 
     /// The pieces of a tensor of `length` bytes that lies in `runs`, in tensor order.
@@ -76,28 +92,25 @@ impl StripeMap {
         let map = *self;
         let mut tensor_offset = 0;
         let parts = runs.iter().flat_map(move |run| map.parts(*run));
-        parts.map(move |(copies, (device, device_offset), bytes)| {
+        parts.map(move |((device, device_offset), mirror, bytes)| {
             let bytes = bytes.min(length - tensor_offset);
             let length = bytes as u32;
-            let (device, device_offset, mirror) = match copies {
-                Copies::One => (device, device_offset, None),
-                Copies::Two => map.present(device, device_offset),
-            };
+            let (device, device_offset, mirror) = map.present((device, device_offset), mirror);
             let placement = Placement { device, device_offset, mirror, tensor_offset, length };
             tensor_offset += bytes;
             placement
         })
     }
 
-    /// The parts into which stripe unit borders cut a run: its copies, place of the first of them,
-    /// and how many bytes.
-    fn parts(self, run: Run) -> impl Iterator<Item = (Copies, (u8, u64), u64)> {
+    /// The parts into which stripe unit borders cut a run: place of the first copy, that of the
+    /// second if there is one, and how many bytes.
+    fn parts(self, run: Run) -> impl Iterator<Item = (Place, Option<Place>, u64)> {
         let Range { start: mut block, end } = tensor_blocks(run);
         std::iter::from_fn(move || {
             let start = block;
             block = ((start / self.unit_blocks + 1) * self.unit_blocks).min(end);
-            let place = self.locate(run.segment, start, run.copies);
-            (start < end).then_some((run.copies, place, (block - start) * BLOCK_BYTES))
+            let (first, mirror) = self.locate(&run, start);
+            (start < end).then_some((first, mirror, (block - start) * BLOCK_BYTES))
         })
     }
 
@@ -120,43 +133,72 @@ impl StripeMap {
             // The second copy of a unit is where the first of the next one is.
             let further = u64::from(run.copies.count() - 1);
             let (first, last) = (start / self.unit_blocks, (end - 1) / self.unit_blocks + further);
-            (first..=last).take(self.devices as usize)
+            let set = self.set(run.set);
+            let devices = set.len() as u64;
+            (first..=last).take(set.len()).map(move |unit| nth(set, unit % devices))
         });
-        units.map(|unit| DeviceIndex((unit % self.devices) as u8)).collect()
+        units.map(DeviceIndex).collect()
     }
 
     /// Returns whether a run lies within its segment, and all of its copies have places there.
     pub fn has(&self, run: &Run) -> bool {
         let (copies, rows) =
             (run.copies.count().into(), self.segment_bytes / BLOCK_BYTES / self.unit_blocks);
-        run.end() <= self.segment_blocks() && self.devices >= copies && rows.is_multiple_of(copies)
+        run.end() <= self.blocks_over(run.set)
+            && self.set(run.set).len() as u64 >= copies
+            && rows.is_multiple_of(copies)
     }
 
-    /// Blocks of one segment, counted over all devices.
-    pub const fn segment_blocks(&self) -> u64 {
-        self.segment_bytes / BLOCK_BYTES * self.devices
+    /// Blocks of a new segment, counted over all devices.
+    pub fn segment_blocks(&self) -> u64 {
+        self.blocks_over(self.current)
     }
 
-    /// The bytes of an index checkpoint that a segment takes if each is there `copies` times.
-    pub const fn index_bytes(&self, copies: u8) -> u64 {
-        self.segment_bytes * self.columns(copies)
+    /// Blocks of a segment that is striped over this set.
+    pub fn blocks_over(&self, set: u8) -> u64 {
+        self.segment_bytes / BLOCK_BYTES * self.set(set).len() as u64
     }
 
-    /// Returns the places of one copy of an index checkpoint in a segment, in order: device and
-    /// offset of slices of [`Self::slice`]'s length. No device has a part of two copies; where the
-    /// devices cannot be divided, the last ones have none.
+    /// Number of the set over which new segments are striped.
+    pub const fn current(&self) -> u8 {
+        self.current
+    }
+
+    fn current_set(&self) -> DeviceSet {
+        self.set(self.current)
+    }
+
+    /// Returns the devices of a set; none if there is no such set.
+    pub fn set(&self, number: u8) -> DeviceSet {
+        self.sets.get(usize::from(number)).copied().unwrap_or_default()
+    }
+
+    /// The bytes of an index checkpoint that a segment takes which is striped over this set.
+    pub fn index_bytes(&self, set: u8) -> u64 {
+        let set = self.set(set);
+        self.segment_bytes * columns(set)
+    }
+
+    /// Returns the places of a copy of an index checkpoint, counted from 0, in a segment that is
+    /// striped over this set, in order: device and offset of slices of [`Self::slice`]'s length. Of
+    /// two copies no device has a part of both; where the devices cannot be divided, the last one
+    /// has none.
     pub fn index_slices(
         &self,
         segment: u32,
+        set: u8,
         copy: u8,
-        copies: u8,
     ) -> impl Iterator<Item = (u8, u64)> + use<> {
         let (offset, _) = self.slice(segment);
-        (0..self.columns(copies) as u8).map(move |column| (column * copies + copy, offset))
+        let set = self.set(set);
+        let copies = index_copies(set);
+        let place = move |column| (nth(set, column * copies + u64::from(copy) % copies), offset);
+        (0..columns(set)).map(place)
     }
 
-    const fn columns(&self, copies: u8) -> u64 {
-        self.devices / copies as u64
+    /// Returns whether a device has slices of this copy of an index checkpoint, counted from 0.
+    pub(super) fn has_part_of_index(&self, set: u8, copy: u8, device: DeviceIndex) -> bool {
+        self.index_slices(0, set, copy).any(|(of, _)| of == device.0)
     }
 
     /// Returns offset and length of a segment's slice, the same on every device.
@@ -164,35 +206,58 @@ impl StripeMap {
         (self.data_offset + u64::from(segment) * self.segment_bytes, self.segment_bytes)
     }
 
-    /// Device and byte of the first copy of a block of tensors, in a segment with these copies.
-    fn locate(&self, segment: u32, block: u64, copies: Copies) -> (u8, u64) {
-        let unit = block / self.unit_blocks;
+    /// The places of a block of tensors in the segment of a run: that of the first copy, and that
+    /// of the second if there is one, on the next device, in the next row. So what one device has
+    /// lost is spread over its two neighbours.
+    fn locate(&self, run: &Run, block: u64) -> (Place, Option<Place>) {
+        let set = self.set(run.set);
+        let (unit, devices) = (block / self.unit_blocks, set.len() as u64);
         // The rows between are those of further copies.
-        let row = unit / self.devices * u64::from(copies.count());
+        let row = unit / devices * u64::from(run.copies.count());
         let within = row * self.unit_blocks + block % self.unit_blocks;
         let offset =
-            self.data_offset + u64::from(segment) * self.segment_bytes + within * BLOCK_BYTES;
-        ((unit % self.devices) as u8, offset)
+            self.data_offset + u64::from(run.segment) * self.segment_bytes + within * BLOCK_BYTES;
+        let further = offset + self.unit_blocks * BLOCK_BYTES;
+        let mirror = || (nth(set, (unit + 1) % devices), further);
+        ((nth(set, unit % devices), offset), (run.copies == Copies::Two).then(mirror))
     }
 
     /// Device and byte of the first of two copies that are not missing, and of the second if that
     /// is there, too.
-    fn present(&self, device: u8, offset: u64) -> (u8, u64, Option<(u8, u64)>) {
-        let mirror = self.mirror(device, offset);
+    fn present(&self, (device, offset): Place, mirror: Option<Place>) -> (u8, u64, Option<Place>) {
         let is_missing = |device| self.missing.contains(DeviceIndex(device));
-        match (is_missing(device), is_missing(mirror.0)) {
-            (true, false) => (mirror.0, mirror.1, None),
+        let Some(second) = mirror else { return (device, offset, None) };
+        match (is_missing(device), is_missing(second.0)) {
+            (true, false) => (second.0, second.1, None),
             (false, true) => (device, offset, None),
-            _ => (device, offset, Some(mirror)),
+            _ => (device, offset, mirror),
         }
     }
+}
 
-    /// Device and byte of the second copy of what lies there: on the next device, in the next row.
-    /// So what one device has lost is spread over its two neighbours.
-    fn mirror(&self, device: u8, offset: u64) -> (u8, u64) {
-        let next = (u64::from(device) + 1) % self.devices;
-        (next as u8, offset + self.unit_blocks * BLOCK_BYTES)
+/// Device and byte.
+type Place = (u8, u64);
+
+/// Returns the device of a set that has this many of it before it.
+fn nth(set: DeviceSet, rank: u64) -> u8 {
+    let mut bits = set.bits();
+    if bits & bits.wrapping_add(1) == 0 {
+        return rank as u8;
     }
+    for _ in 0..rank {
+        bits &= bits.wrapping_sub(1);
+    }
+    bits.trailing_zeros() as u8
+}
+
+/// Number of copies of the part of an index checkpoint that lies in a segment.
+fn index_copies(set: DeviceSet) -> u64 {
+    set.len().min(2) as u64
+}
+
+/// Slices that each copy of an index checkpoint has in a segment.
+fn columns(set: DeviceSet) -> u64 {
+    set.len() as u64 / index_copies(set).max(1)
 }
 
 /// The blocks of tensors that a run holds, counted through its segment.
@@ -232,8 +297,8 @@ mod tests {
                 let copies = Copies::ALL[usize::from(devices > 1 && segment % 2 == 1)];
                 let blocks = geometry.segment_blocks() / u64::from(copies.count());
                 for block in 0..blocks {
-                    let first = map.locate(segment, block, copies);
-                    let mirror = (copies == Copies::Two).then(|| map.mirror(first.0, first.1));
+                    let run = Run { copies, ..Run::single(segment, 0, 0) };
+                    let (first, mirror) = map.locate(&run, block);
                     assert_ne!(
                         mirror.map(|place| place.0),
                         Some(first.0),
@@ -339,9 +404,9 @@ mod tests {
             let copies = if devices == 1 { 1 } else { 2 };
             let mut seen = HashSet::new();
             for copy in 0..copies {
-                let slices: Vec<_> = map.index_slices(3, copy, copies).collect();
+                let slices: Vec<_> = map.index_slices(3, 0, copy).collect();
                 let bytes = slices.len() as u64 * map.slice(3).1;
-                assert_eq!(bytes, map.index_bytes(copies), "{devices} devices");
+                assert_eq!(bytes, map.index_bytes(0), "{devices} devices");
                 assert_eq!(slices[0].0, copy, "the first part is beside the copy's slot");
                 assert!(slices.iter().all(|(device, _)| usize::from(*device) < devices));
                 assert!(slices.iter().all(|slice| seen.insert(*slice)));

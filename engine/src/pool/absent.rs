@@ -23,6 +23,11 @@ impl AbsentMember {
         };
         Self { name, size }
     }
+
+    /// Makes the stand-in for a device that was removed from the pool.
+    pub(super) fn removed(place: u32, size: ByteCount) -> Self {
+        Self { name: format!("device {place} (removed)"), size }
+    }
 }
 
 fn gone() -> io::Error {

@@ -33,6 +33,8 @@ pub(super) struct Arranged {
     pub(super) damaged: Vec<Damaged>,
     /// Devices of which nothing is read: those that are missing, and those that are being replaced.
     pub(super) missing: DeviceSet,
+    /// True if a device does not say yet which devices the pool has.
+    pub(super) is_behind: bool,
 }
 
 /// Puts the devices into stripe order; they must be one whole pool.
@@ -59,9 +61,10 @@ pub(super) fn arrange_those(
     completeness: Completeness,
 ) -> Result<Arranged, OpenError> {
     let places = place(members)?;
-    let newest = places.iter().map(|it| &it.superblock).max_by_key(|it| it.generation);
-    let Some(newest) = newest.copied() else { return Err(OpenError::Devices(0)) };
-    let geometry = &newest.geometry;
+    let newest = newest(places.iter().map(|it| &it.superblock));
+    let Some(newest) = newest else { return Err(OpenError::Devices(0)) };
+    let (geometry, table) = (&newest.geometry, newest.device_table());
+    refuse_others(&places, &newest)?;
     // Those that say it are of one generation, unless a process ended between two of them.
     let gone_on_without = places.iter().map(|it| &it.superblock);
     let gone_on_without = gone_on_without.filter(|it| it.generation == newest.generation);
@@ -69,12 +72,13 @@ pub(super) fn arrange_those(
         gone_on_without.fold(DeviceSet::default(), |all, it| all.union(it.missing));
     let has = |device: u8| places.iter().any(|it| it.superblock.device == u32::from(device));
     let absent = (0..geometry.devices as u8).filter(|it| !has(*it)).map(DeviceIndex);
-    let missing: DeviceSet = absent.collect();
+    let missing = absent.collect::<DeviceSet>().without(table.removed);
+    let is_needed = !missing.intersection(table.used()).is_empty();
     refuse_stale(&places, gone_on_without, completeness)?;
     let names = || places.iter().map(|it| it.member.name()).collect::<Vec<_>>().join(", ");
     match missing.len() {
         0 => (),
-        _ if newest.copies.is_none() => {
+        _ if is_needed && newest.copies.is_none() => {
             let (list, devices) = (listed(missing), geometry.devices);
             let why = match completeness {
                 Completeness::Whole => "",
@@ -96,22 +100,52 @@ pub(super) fn arrange_those(
         }
     }
     let (mut members, mut superblocks, mut damaged) = (Vec::new(), Vec::new(), Vec::new());
+    let mut is_behind = false;
     let mut places = places.into_iter().peekable();
     for device in 0..geometry.devices {
         let next = places.next_if(|it| it.superblock.device == device);
         let Some(PlacedMember { member, superblock, damaged: copies }) = next else {
             let given = unopened.first().map(String::as_str);
             let size = ByteCount(geometry.device_bytes);
-            members.push(Member::absent(AbsentMember::new(device, given, size)));
+            let absent = if table.removed.contains(DeviceIndex(device as u8)) {
+                AbsentMember::removed(device, size)
+            } else {
+                AbsentMember::new(device, given, size)
+            };
+            members.push(Member::absent(absent));
             superblocks.push(newest.of_device(device));
             continue;
         };
         damaged.extend(copies.into_iter().map(|copy| (superblock.device as u8, copy)));
-        superblocks.push(superblock);
+        let told = superblock.with_devices_of(&newest);
+        is_behind |= told != superblock;
+        superblocks.push(told);
         members.push(member);
     }
-    let missing = missing.union(gone_on_without);
-    Ok(Arranged { members: Members::new(members), superblocks, damaged, missing })
+    let missing = missing.union(gone_on_without).without(table.removed);
+    let members = Members::without(members, table.removed);
+    Ok(Arranged { members, superblocks, damaged, missing, is_behind })
+}
+
+/// Returns the superblock that says which devices the pool has. Of two of one generation it is the
+/// one with more places: none of the others may be forgotten.
+pub(super) fn newest<'a>(superblocks: impl Iterator<Item = &'a Superblock>) -> Option<Superblock> {
+    superblocks.max_by_key(|it| (it.generation, it.geometry.devices)).copied()
+}
+
+/// Refuses devices that the pool has given up, and those that it has not got yet.
+fn refuse_others(places: &[PlacedMember], newest: &Superblock) -> Result<(), OpenError> {
+    let removed = newest.device_table().removed;
+    for PlacedMember { member, superblock, .. } in places {
+        let (device, place) = (member.name(), superblock.device);
+        if place >= newest.geometry.devices {
+            return Err(OpenError::Unadded { device });
+        }
+        if removed.contains(DeviceIndex(place as u8)) {
+            return Err(OpenError::Removed { device, place });
+        }
+    }
+    Ok(())
 }
 
 /// Refuses devices without which the pool has gone on. One that says so of itself is a replacement

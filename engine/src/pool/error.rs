@@ -158,6 +158,25 @@ pub enum OpenError {
         /// Names that stood for nothing.
         unopened: String,
     },
+    /// A device that the pool has given up.
+    #[error(
+        "{device} was removed from the pool, whose device {place} it was; it is never part of it again: leave it \
+         out, or give it to the pool as a new one, overwritten"
+    )]
+    Removed {
+        /// The device.
+        device: String,
+        /// The place that it had.
+        place: u32,
+    },
+    /// A device that the pool was to get, and has not got.
+    #[error(
+        "{device} was to be added to the pool, and the others know nothing of it: leave it out, or add it again"
+    )]
+    Unadded {
+        /// The device.
+        device: String,
+    },
     /// The pool has gone on without this device: what it holds is of before.
     #[error(
         "{device} is stale: the pool was opened without it (its device {place}) and has gone on; nothing of it \

@@ -139,6 +139,24 @@ fn last_mark(found: &[Option<Events>]) -> LogMark {
     of_last.map(|events| events.mark).max_by_key(|mark| mark.end).unwrap_or_default()
 }
 
+/// Returns the holder block of each share for a device that the pool gets: it has seen what the
+/// others confirm, and nobody holds it.
+///
+/// # Errors
+/// One of the others is an older copy of itself.
+pub(super) fn blocks_for_new(
+    members: &[Option<&Member>],
+    superblock: &Superblock,
+) -> Result<Vec<Vec<u8>>, OpenError> {
+    let seen = seen_of_shares(members, superblock);
+    refuse_older_by(&seen)?;
+    let pool = superblock.pool;
+    let block = |(share, seen): (u32, &SeenOfShare)| {
+        Holder::nobody().encode(pool, share, accepted(&seen.events))
+    };
+    Ok((0..).zip(&seen).map(block).collect())
+}
+
 /// Number of readings of a share that another process may be opening.
 const READS: usize = 3;
 

@@ -341,6 +341,7 @@ fn write(
         seals: false,
         copies: Some(options.copies).filter(|copies| *copies != Copies::One),
         missing: DeviceSet::default(),
+        table: None,
     };
     through_reactor(&|media| write_structures(media, members, &superblock))?;
     let segments = u64::from(geometry.segments) * geometry.segment_blocks();
@@ -351,6 +352,7 @@ fn write(
         capacity: ByteCount(segments * BLOCK_BYTES),
         copies: options.copies,
         missing: DeviceSet::default(),
+        table: superblock.device_table(),
     })
 }
 

@@ -3,10 +3,13 @@
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::members::Member;
+use super::error::OpenError;
+use super::members::{Member, Members, MembersReactor};
 use crate::log::LogMedia;
-use crate::path::Status;
-use crate::schedule::{ControlError, Reactor, ReactorOptions, TransferError};
+use crate::path::{OpenMode, Status};
+use crate::schedule::{
+    ControlError, DrainError, Reactor, ReactorOptions, StartError, TransferError,
+};
 use crate::units::{ByteCount, DeviceIndex, DeviceSet};
 
 /// Returns the options of a reactor that moves metadata alone. The structures are small: more
@@ -18,6 +21,24 @@ pub(super) fn metadata_only() -> ReactorOptions {
         huge_pages: false,
         ..ReactorOptions::default()
     }
+}
+
+/// Reads and writes metadata of devices that nobody else has, and ends the data path again.
+pub(super) fn with_media<T, E>(
+    members: &Members,
+    buffered: bool,
+    act: impl FnOnce(&MetadataIo<'_>) -> Result<T, E>,
+) -> Result<T, E>
+where
+    E: From<OpenError> + From<StartError> + From<DrainError>,
+{
+    let mode = OpenMode { buffered, ..OpenMode::default() };
+    let provider = members.best_provider(mode).map_err(OpenError::from)?;
+    let reactor = MembersReactor::new(members, Reactor::start(provider, metadata_only())?);
+    let (written, missing) = (&AtomicU64::new(0), members.absent());
+    let done = act(&MetadataIo { reactor: &reactor, written, missing })?;
+    reactor.close()?;
+    Ok(done)
 }
 
 /// Metadata I/O through a reactor.

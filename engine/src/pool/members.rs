@@ -185,6 +185,8 @@ pub(super) struct Members(
     /// True if operations never came back. Their devices may still do them: nobody else may have
     /// the locks, until this process ends.
     Cell<bool>,
+    /// Places whose devices were removed; a stand-in is in each.
+    DeviceSet,
 );
 
 impl Drop for Members {
@@ -197,7 +199,12 @@ impl Drop for Members {
 
 impl Members {
     pub(super) fn new(members: Vec<Member>) -> Self {
-        Self(members, Cell::new(false))
+        Self::without(members, DeviceSet::default())
+    }
+
+    /// Makes the members of a pool from which the devices of these places were removed.
+    pub(super) fn without(members: Vec<Member>, removed: DeviceSet) -> Self {
+        Self(members, Cell::new(false), removed)
     }
 
     /// Notes how a reactor, or a data path, over these devices ended.
@@ -265,6 +272,11 @@ impl Members {
 
     /// Returns the places of the devices that are missing.
     pub(super) fn missing(&self) -> DeviceSet {
+        self.absent().without(self.2)
+    }
+
+    /// Returns the places of the devices that are not there: they are missing or were removed.
+    pub(super) fn absent(&self) -> DeviceSet {
         let absent = (0..).zip(&self.0).filter(|(_, member)| member.is_absent());
         absent.map(|(place, _)| DeviceIndex(place)).collect()
     }

@@ -50,6 +50,7 @@ mod pieces;
 mod put;
 mod reclaim;
 mod replace;
+mod reshape;
 mod scrub;
 mod seal;
 mod settle;
@@ -84,6 +85,7 @@ pub use owner::take_over;
 pub use put::Put;
 pub use reclaim::Reclaimed;
 pub use replace::{ReplaceError, ReplaceOptions, ReplaceProgress, Replaced, replace};
+pub use reshape::{ReshapeError, ReshapeOptions, ReshapeProgress, Reshaped, add, evacuate, remove};
 pub use scrub::{BadUnit, Scrub, ScrubReport, Scrubbed};
 pub use seal::{SealDescription, SealedTensor};
 
@@ -102,6 +104,7 @@ use held::Reading;
 use housekeeper::{Housekeeper, Wakeup};
 use lanes::Handles;
 use members::Members;
+use open::IndexRenewal;
 use stats::WriteCounters;
 
 /// A share of a pool, owned by this process. Clones are handles of the same share, usable from any
@@ -170,7 +173,7 @@ impl Pool {
     ) -> Result<Self, OpenError> {
         let completeness =
             if options.degraded { Completeness::Degraded } else { Completeness::Whole };
-        let opened = open::open(sources, options, completeness)?;
+        let opened = open::open(sources, options, (completeness, IndexRenewal::IfDue))?;
         let housekeeping =
             options.housekeeping.filter(|_| !options.read_only && !opened.members.are_private());
         let pool = Self::new(opened, options);
@@ -183,13 +186,13 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Opens a share, one device of which is being replaced: that is written, and not read. `None`
-    /// if there is no space to write the index anew.
-    fn open_rebuilding<Source: MemberSource>(
+    /// Opens a share and writes its index anew. `None` if there is no space for that.
+    fn open_renewed<Source: MemberSource>(
         sources: &[Source],
         options: &OpenOptions,
+        completeness: Completeness,
     ) -> Result<Option<Self>, OpenError> {
-        let opened = open::open(sources, options, Completeness::Rebuilding)?;
+        let opened = open::open(sources, options, (completeness, IndexRenewal::Always))?;
         Ok(opened.has_new_index.then(|| Self::new(opened, options)))
     }
 

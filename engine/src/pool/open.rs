@@ -44,11 +44,20 @@ pub(super) struct OpenShare {
     pub(super) has_new_index: bool,
 }
 
+/// Reason to write the index of a share anew when it is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum IndexRenewal {
+    /// Renewal where what stands on the media asks for it.
+    IfDue,
+    /// Renewal in any case.
+    Always,
+}
+
 /// Opens devices, named in any order.
 pub(super) fn open<Source: MemberSource>(
     sources: &[Source],
     options: &OpenOptions,
-    completeness: Completeness,
+    (completeness, renewal): (Completeness, IndexRenewal),
 ) -> Result<OpenShare, OpenError> {
     if sources.is_empty() || sources.len() > DEVICES_MAX {
         return Err(OpenError::Devices(sources.len()));
@@ -58,7 +67,7 @@ pub(super) fn open<Source: MemberSource>(
     } else {
         MemberAccess::of_share(options.share, options.buffered)
     };
-    open_arranged(open_members(sources, &access, completeness)?, options)
+    open_arranged(open_members(sources, &access, completeness)?, (options, renewal))
 }
 
 /// Opens and arranges the devices that are there, of which some may be missing where `completeness`
@@ -82,8 +91,11 @@ pub(super) fn open_members<Source: MemberSource>(
     }
 }
 
-fn open_arranged(arranged: Arranged, options: &OpenOptions) -> Result<OpenShare, OpenError> {
-    let Arranged { members, superblocks, damaged, missing } = arranged;
+fn open_arranged(
+    arranged: Arranged,
+    (options, renewal): (&OpenOptions, IndexRenewal),
+) -> Result<OpenShare, OpenError> {
+    let Arranged { members, superblocks, damaged, missing, is_behind } = arranged;
     let Superblock { pool, geometry, .. } = superblocks[0];
     let newest = superblocks.iter().max_by_key(|it| it.generation);
     let copies = newest.map_or(Copies::One, Superblock::default_copies);
@@ -91,7 +103,7 @@ fn open_arranged(arranged: Arranged, options: &OpenOptions) -> Result<OpenShare,
     let share = options.share;
     let no_share = OpenError::NoShare { share, shares: geometry.shares };
     let place = LogPlace::of(&superblocks[0], share).ok_or(no_share)?;
-    let place = place.without(missing, members.missing());
+    let place = place.without(missing, members.absent());
     start::refuse_overwritten(&members, &superblocks)?;
     let mut events = enter(&members, &superblocks[0], missing, options)?;
     let request = PathRequest {
@@ -126,17 +138,18 @@ fn open_arranged(arranged: Arranged, options: &OpenOptions) -> Result<OpenShare,
     );
 
     let superblocks = &superblocks;
-    let found = Found { members: &members, superblocks, damaged, place, options, missing };
-    let recovered = found.recover(&reactor, events.as_mut())?;
+    let found =
+        Found { members: &members, superblocks, damaged, place, options, missing, is_behind };
+    let recovered = found.recover(&reactor, events.as_mut(), renewal)?;
     let SoundShare { contents, log, handles, repaired_superblocks, metadata_written, .. } =
         recovered;
     let (announced, has_new_index) = (recovered.announced, recovered.has_new_index);
     let reactor = reactor.into_reactor();
 
-    let capacity = u64::from(geometry.segments) * geometry.segment_blocks() * BLOCK_BYTES;
-    let capacity = ByteCount(capacity);
-    let description =
-        PoolDescription { pool, geometry, devices: members.names(), capacity, copies, missing };
+    let capacity = u64::from(geometry.segments) * place.stripes.segment_blocks() * BLOCK_BYTES;
+    let (capacity, devices) = (ByteCount(capacity), members.names());
+    let table = superblocks[0].device_table();
+    let description = PoolDescription { table, pool, geometry, devices, capacity, copies, missing };
     Ok(OpenShare {
         members,
         reactor,
@@ -182,6 +195,8 @@ struct Found<'a> {
     options: &'a OpenOptions,
     /// Devices of which nothing is read.
     missing: DeviceSet,
+    /// True if a device does not say yet which devices the pool has.
+    is_behind: bool,
 }
 
 /// A share that can be used.
@@ -202,11 +217,12 @@ impl Found<'_> {
         &self,
         reactor: &Reactor,
         events: Option<&mut EventCount>,
+        renewal: IndexRenewal,
     ) -> Result<SoundShare, OpenError> {
         let Self { superblocks, place, options, .. } = *self;
-        let (geometry, share) = (superblocks[0].geometry, options.share);
+        let share = options.share;
         let metadata_written = AtomicU64::new(0);
-        let missing = self.members.missing();
+        let missing = self.members.absent();
         let media = MetadataIo { reactor, written: &metadata_written, missing };
         let failed = |what: String| OpenError::Recovery { share, what };
         let (mut repaired_superblocks, writes) = (Vec::new(), events.is_some());
@@ -225,8 +241,7 @@ impl Found<'_> {
             recover(place, mark, &media).map_err(|error| failed(error.to_string()))?
         };
         let Recovered { index, index_segments, mut log, unread, settled, .. } = recovered;
-        let space = Space::new(&place.area, geometry.segment_blocks());
-        let mut space = space.with_gaps(place.stripes.gaps());
+        let mut space = Space::at(&place);
         let handles = Handles::of(reactor.capabilities(), options.lanes);
         if !handles.by_lifetime() {
             space = space.without_lifetime_lanes();
@@ -242,7 +257,8 @@ impl Found<'_> {
             // stands there.
             // What is being replaced gets all of it.
             let lacks = self.missing != self.members.missing();
-            if lacks || !settled || contents.index_has_surplus(log.next_slot()) {
+            let is_due = lacks || renewal == IndexRenewal::Always;
+            if is_due || !settled || contents.index_has_surplus(log.next_slot()) {
                 has_new_index = settle::settle(&media, &mut log, &mut contents)
                     .map_err(|error| failed(error.to_string()))?;
                 if has_new_index {
@@ -288,7 +304,7 @@ impl Found<'_> {
         // What is missing now is stale from now on.
         let mut present = self.members.present();
         let says_so = |(device, _)| self.superblocks[usize::from(device)].missing == self.missing;
-        if grow || all != announced || !present.all(says_so) {
+        if grow || all != announced || self.is_behind || !present.all(says_so) {
             superblocks::rewrite(media, self.superblocks, |superblock| {
                 superblock.index_in_segments |= grow;
                 superblock.missing = self.missing;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::scrub::ScrubReport;
-use crate::layout::{Copies, Geometry, LifetimeClass};
+use crate::layout::{Copies, DeviceTable, Geometry, LifetimeClass};
 use crate::log::{IndexUse, Lane, LostCommits, SealUse, SpaceUse};
 use crate::memory::GpuMemory;
 use crate::path::{Backend, ControllerName, DeviceIdentity, Feature, PathChoice, PlacementHandle};
@@ -79,6 +79,8 @@ impl Default for FormatOptions {
 /// Description of a pool.
 #[derive(Clone, Debug)]
 pub struct PoolDescription {
+    /// Table of the devices that the pool has, and what each is for.
+    pub table: DeviceTable,
     /// The random 128 bits.
     pub pool: u128,
     /// Geometry of each device.

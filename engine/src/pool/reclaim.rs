@@ -148,10 +148,25 @@ impl ReclaimTurn<'_> {
         reactor: &Reactor,
         wanted: Wanted,
     ) -> Result<Option<Reclaimed>, ReclaimError> {
-        let shared = &self.pool.0.shared;
-        let begun = shared.contents().begin_reclaim(wanted);
-        let Some(Reclamation { victim, relocations }) = begun else { return Ok(None) };
-        let shared = Arc::clone(shared);
+        let begun = self.pool.0.shared.contents().begin_reclaim(wanted);
+        begun.map(|begun| self.move_out(reactor, begun)).transpose()
+    }
+
+    /// Empties one segment of those that are striped over a set of devices that `is_meant`, however
+    /// full it is. `None` if nothing fits elsewhere, or nothing is left.
+    pub(super) fn empty(
+        &self,
+        reactor: &Reactor,
+        is_meant: impl Fn(u8) -> bool,
+    ) -> Result<Option<Reclaimed>, ReclaimError> {
+        let begun = self.pool.0.shared.contents().begin_emptying(is_meant);
+        begun.map(|begun| self.move_out(reactor, begun)).transpose()
+    }
+
+    /// Copies what lives in a segment to where room was reserved for it.
+    fn move_out(&self, reactor: &Reactor, begun: Reclamation) -> Result<Reclaimed, ReclaimError> {
+        let Reclamation { victim, relocations } = begun;
+        let shared = Arc::clone(&self.pool.0.shared);
         let mut moves = ReclamationMoves { shared, victim, relocations, unreadable: false };
         let entries = match copy::copy_all(self.pool, reactor, &moves.relocations) {
             Ok(entries) => entries,
@@ -169,13 +184,13 @@ impl ReclaimTurn<'_> {
             let commit = self.pool.0.commits.start(Work::Moves { moves, entries });
             commit.tensors().map_err(ReclaimError::Commit)?
         };
-        Ok(Some(Reclaimed {
+        Ok(Reclaimed {
             segment: victim.segment,
             durability: victim.lane.durability,
             tensors,
             copied: ByteCount(copied),
             freed: victim.dead,
-        }))
+        })
     }
 }
 

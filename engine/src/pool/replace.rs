@@ -13,7 +13,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
@@ -22,18 +21,15 @@ use super::arrangement::{Arranged, Completeness, arrange_those};
 use super::error::{CloseError, FormatError, OpenError, Unusable};
 use super::format;
 use super::held::Reading;
-use super::media::{MetadataIo, metadata_only};
-use super::members::{Member, MemberAccess, Members, MembersReactor};
+use super::media::{MetadataIo, with_media};
+use super::members::{Member, MemberAccess, Members};
 use super::options::{FormatOptions, OpenOptions};
 use super::scrub::ScrubTarget;
 use super::{Pool, events, pieces, start, superblocks};
-use crate::layout::{
-    BLOCK_BYTES, Geometry, SUPERBLOCK_OFFSET, Superblock, TensorKey, UnfinishedFormat,
-    protective_mbr,
-};
+use crate::layout::{Geometry, Superblock, TensorKey, UnfinishedFormat, protective_mbr};
 use crate::log::LogMedia;
 use crate::memory::{Destination, Source};
-use crate::path::{DeviceIdentity, MemberSource, OpenMode};
+use crate::path::{DeviceIdentity, MemberSource};
 use crate::schedule::{
     ControlError, DrainError, Finish, Piece, Reactor, StartError, Subject, SubmitError, Ticket,
     Transfer, TransferError, Urgency,
@@ -183,7 +179,8 @@ pub fn replace<Device: MemberSource + Clone>(
     };
     let place_in_pool = DeviceIndex(place as u8);
     let open = |share| {
-        let opened = Pool::open_rebuilding(&all, &open_options(&geometry, share, options))?;
+        let how = open_options(&geometry, share, options.buffered);
+        let opened = Pool::open_renewed(&all, &how, Completeness::Rebuilding)?;
         opened.ok_or(ReplaceError::NoRoom(share))
     };
     let shares = (0..geometry.shares).map(open).collect::<Result<Vec<Pool>, _>>()?;
@@ -234,7 +231,7 @@ fn prepare<Device: MemberSource>(
     if new.check_exists().is_err() {
         new.create(needed, false, access.mode, &mut |_| ()).map_err(FormatError::from)?;
     }
-    let member = Member::open(new, others.len(), &access).map_err(FormatError::from)?;
+    let mut member = Member::open(new, others.len(), &access).map_err(FormatError::from)?;
     let is_its = |it: &Superblock| it.is_of_the_same_pool(&newest) && it.device == place;
     let found = member.superblock().ok().filter(is_its);
     let newer = found.filter(|found| found.generation > newest.generation).unwrap_or(newest);
@@ -246,6 +243,8 @@ fn prepare<Device: MemberSource>(
     if !is_begun {
         format::refuse_content(std::iter::once(&member), &format)?;
     }
+    // A file of which an earlier call was killed while it was made.
+    member.grow(needed, false, &mut |_| ()).map_err(FormatError::from)?;
     if member.size() < needed {
         let (device, found) = (member.name(), member.size());
         return Err(ReplaceError::TooSmall { device, found, needed });
@@ -254,7 +253,7 @@ fn prepare<Device: MemberSource>(
     let generation = newest.generation + 1;
     let is_missing = |it: &mut Superblock| it.missing = missing;
     with_media(&members, options.buffered, |media| {
-        Ok(superblocks::rewrite(media, &superblocks, is_missing)?)
+        Ok::<_, ReplaceError>(superblocks::rewrite(media, &superblocks, is_missing)?)
     })?;
     let superblock = Superblock { generation, missing, device: place, ..newest };
     let new = Members::new(vec![member]);
@@ -280,23 +279,12 @@ fn begin_new(
         format::clear_ends(media, new, UnfinishedFormat { pool: *pool })
             .map_err(|error| ReplaceError::Superblocks(error.to_string()))?;
     }
-    // Nothing that stood there may be taken for the pool's.
-    for area in (0..geometry.shares).filter_map(|share| geometry.share(share)) {
-        for slot in &area.slots {
-            for offset in [slot.checkpoint_offset, slot.log_offset] {
-                media.write(0, offset, vec![0; BLOCK_BYTES as usize])?;
-            }
-        }
-    }
+    superblocks::clear_slots(media, 0, geometry)?;
     if new.0[0].is_block_device() {
         media.write(0, 0, protective_mbr(new.0[0].size().0))?;
     }
     media.flush(0)?;
-    for offset in [geometry.second_superblock_offset(), SUPERBLOCK_OFFSET] {
-        media.write(0, offset, superblock.encode())?;
-        media.flush(0)?;
-    }
-    Ok(())
+    Ok(superblocks::write(media, 0, superblock)?)
 }
 
 /// Has all superblocks say that the pool is whole, which it is.
@@ -312,28 +300,13 @@ fn end_whole<Device: MemberSource>(
     Ok(Replaced { place, devices, bytes: ByteCount::ZERO, lost: Vec::new(), was_whole: true })
 }
 
-/// Reads and writes metadata, and ends the data path again.
-fn with_media<T>(
-    members: &Members,
-    buffered: bool,
-    act: impl FnOnce(&MetadataIo<'_>) -> Result<T, ReplaceError>,
-) -> Result<T, ReplaceError> {
-    let mode = OpenMode { buffered, ..OpenMode::default() };
-    let provider = members.best_provider(mode).map_err(OpenError::from)?;
-    let reactor = MembersReactor::new(members, Reactor::start(provider, metadata_only())?);
-    let (written, missing) = (&AtomicU64::new(0), members.missing());
-    let done = act(&MetadataIo { reactor: &reactor, written, missing })?;
-    reactor.close()?;
-    Ok(done)
-}
-
-fn quiet() -> OpenOptions {
+pub(super) fn quiet() -> OpenOptions {
     OpenOptions { huge_pages: false, housekeeping: None, ..OpenOptions::default() }
 }
 
-fn open_options(geometry: &Geometry, share: u32, options: &ReplaceOptions) -> OpenOptions {
+pub(super) fn open_options(geometry: &Geometry, share: u32, buffered: bool) -> OpenOptions {
     let staging = ByteCount(OpenOptions::default().staging.0.max(2 * geometry.stripe_unit));
-    OpenOptions { share, buffered: options.buffered, staging, ..quiet() }
+    OpenOptions { buffered, share, staging, ..quiet() }
 }
 
 /// All shares of a pool, open, and a device on which everything is to be made again.
@@ -534,7 +507,8 @@ impl Pool {
     fn end_rebuilding(&self, place: DeviceIndex) -> Result<(), ReplaceError> {
         let reactor = self.reactor()?;
         let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
-        let (written, missing) = (&self.0.shared.written.metadata, DeviceSet::default());
+        let written = &self.0.shared.written.metadata;
+        let missing = self.0.description.table.removed;
         let media = MetadataIo { reactor, written, missing };
         let (pool, geometry) = (self.0.description.pool, &self.0.description.geometry);
         let now = superblocks::read(&media, pool, geometry, missing);

@@ -67,7 +67,7 @@ pub(super) fn heal<M: LogMedia>(
     for lost in unread.iter().filter(|it| it.is_of_block) {
         let device = lost.device;
         for at in lost.blocks().filter(is_idle) {
-            let mut others = (0..place.devices).filter(|other| *other != device);
+            let mut others = place.carriers().filter(|other| *other != device);
             let good = others.find_map(|other| media.read(other, at, BLOCK_BYTES).ok());
             media.write(device, at, good.unwrap_or_else(|| vec![0; BLOCK_BYTES as usize]))?;
         }

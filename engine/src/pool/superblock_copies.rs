@@ -105,7 +105,16 @@ impl Member {
 
     /// Returns the superblock of this device.
     pub(super) fn superblock(&self) -> Result<Superblock, SuperblockError> {
-        SuperblockClaim::only(self.claims(&[])?).map(|claim| claim.superblock)
+        self.superblock_beside(&[])
+    }
+
+    /// Returns the superblock of this device, which may be larger than the others of its pool: then
+    /// their geometry says where its second one is.
+    pub(super) fn superblock_beside(
+        &self,
+        others: &[Geometry],
+    ) -> Result<Superblock, SuperblockError> {
+        SuperblockClaim::only(self.claims(others)?).map(|claim| claim.superblock)
     }
 
     /// Returns whether openings of a share of this pool were counted here.
@@ -148,7 +157,7 @@ pub(super) enum CopyFault {
     /// The copy is damaged or absent.
     Damaged,
     /// The copy is of another device.
-    Foreign(Superblock),
+    Foreign(Box<Superblock>),
     /// The copy is behind: the first one and older than the second, which is written before it: a
     /// process ended between the two.
     Behind,
@@ -185,8 +194,8 @@ impl SuperblockCopies {
                 Ok(vec![SuperblockClaim { superblock: *first, damaged: Vec::new() }])
             }
             (Ok(first), Ok(second)) if !first.is_of_the_same_device(second) => Ok(vec![
-                SuperblockClaim::new(*first, 'B', CopyFault::Foreign(*second)),
-                SuperblockClaim::new(*second, 'A', CopyFault::Foreign(*first)),
+                SuperblockClaim::new(*first, 'B', CopyFault::Foreign(Box::new(*second))),
+                SuperblockClaim::new(*second, 'A', CopyFault::Foreign(Box::new(*first))),
             ]),
             (Ok(first), Ok(second)) if second.generation > first.generation => {
                 Ok(vec![SuperblockClaim::new(*second, 'A', CopyFault::Behind)])

@@ -16,9 +16,35 @@ pub(super) fn rewrite<M: LogMedia>(
     for (device, superblock) in (0..).zip(superblocks) {
         let mut superblock = Superblock { generation, ..*superblock };
         change(&mut superblock);
-        for offset in [superblock.geometry.second_superblock_offset(), SUPERBLOCK_OFFSET] {
-            media.write(device, offset, superblock.encode())?;
-            media.flush(device)?;
+        write(media, device, &superblock)?;
+    }
+    Ok(())
+}
+
+/// Writes both copies of a superblock, one after the other.
+pub(super) fn write<M: LogMedia>(
+    media: &M,
+    device: u8,
+    superblock: &Superblock,
+) -> Result<(), M::Error> {
+    for offset in [superblock.geometry.second_superblock_offset(), SUPERBLOCK_OFFSET] {
+        media.write(device, offset, superblock.encode())?;
+        media.flush(device)?;
+    }
+    Ok(())
+}
+
+/// Clears the starts of checkpoints and change logs of a device that carries no metadata yet:
+/// nothing that stood there may be taken for the pool's. They are not flushed.
+pub(super) fn clear_slots<M: LogMedia>(
+    media: &M,
+    device: u8,
+    geometry: &Geometry,
+) -> Result<(), M::Error> {
+    let areas = (0..geometry.shares).filter_map(|share| geometry.share(share));
+    for slot in areas.flat_map(|area| area.slots) {
+        for offset in [slot.checkpoint_offset, slot.log_offset] {
+            media.write(device, offset, vec![0; BLOCK_BYTES as usize])?;
         }
     }
     Ok(())

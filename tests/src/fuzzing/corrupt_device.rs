@@ -101,6 +101,7 @@ impl CorruptDevice {
             block_checksums: self.block_checksums(),
             copies: index_in_segments.then_some(Copies::One),
             missing: DeviceSet::default(),
+            table: None,
         }
         .encode()
     }

@@ -79,7 +79,7 @@ pub(super) fn run_checkpoint(bytes: &[u8]) {
                     Change::Delete(_) | Change::Drop(_) => (),
                 }
             }
-            check_checkpoint(&Checkpoint::encode(5, 1, 3, &[], &index));
+            check_checkpoint(&Checkpoint::encode(5, 1, 3, (&[], 0), &index));
         }
     }
 }
@@ -87,10 +87,10 @@ pub(super) fn run_checkpoint(bytes: &[u8]) {
 fn check_checkpoint(bytes: &[u8]) {
     let claim = Checkpoint::claim(bytes);
     let Ok(found) = Checkpoint::decode(bytes) else { return };
-    let Checkpoint { pool, share, epoch, segments, .. } = &found;
+    let Checkpoint { pool, share, epoch, segments, set, .. } = &found;
     let index = IndexParts::from(&found);
-    let again = Checkpoint::encode(*pool, *share, *epoch, segments, &index);
-    let next = Checkpoint::encode(*pool, *share, epoch.wrapping_add(1), segments, &index);
+    let again = Checkpoint::encode(*pool, *share, *epoch, (segments, *set), &index);
+    let next = Checkpoint::encode(*pool, *share, epoch.wrapping_add(1), (segments, *set), &index);
     assert!(Checkpoint::is_copy(bytes, bytes) && !Checkpoint::is_copy(&next, bytes));
     let claim = claim.expect("what is decoded claims to be there");
     assert_eq!((claim.epoch, claim.bytes), (*epoch, again.len() as u64));

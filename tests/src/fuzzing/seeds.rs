@@ -54,7 +54,7 @@ pub fn seeds() -> Vec<Seed> {
     add("index", "seals", &[1, 0], &payload(&seals[..3]));
     let tensors = [entry(None, 1), entry(Some("layer.0.weight"), 2)];
     let puts: Vec<_> = tensors.iter().cloned().map(Change::Put).collect();
-    add("index", "checkpoint", &[0], &Checkpoint::encode(5, 1, 3, &[], &tensors[..].into()));
+    add("index", "checkpoint", &[0], &Checkpoint::encode(5, 1, 3, (&[], 0), &tensors[..].into()));
     add("index", "payload", &[1, 2], &payload(&puts));
     add("trace", "two-layers", &[], planner::trace().to_json().as_bytes());
     add("plan", "two-layers", &[], planner::plan().named(&planner::trace()).to_json().as_bytes());
@@ -95,6 +95,7 @@ fn superblock() -> Vec<u8> {
         block_checksums: true,
         copies: Some(Copies::Two),
         missing: DeviceSet::default(),
+        table: None,
     }
     .encode()
 }

@@ -18,9 +18,10 @@ use tidelog_engine::units::ByteCount;
 use tidelog_random::Random;
 
 use super::model::{DurableChanges, DurableState, DurableStates};
+use super::reshape::ReshapeFigures;
 use crate::sim::Content;
 
-const SIZE: ByteCount = ByteCount::mib(4);
+pub(super) const SIZE: ByteCount = ByteCount::mib(4);
 const TENSORS: u64 = 8;
 const SEALS: u64 = 3;
 /// Commits in flight at most.
@@ -39,6 +40,8 @@ pub struct LossFigures {
     pub refused: u64,
     /// Processes that were killed while they replaced a device.
     pub kills: u64,
+    /// Changes of the pool's devices.
+    pub reshapes: ReshapeFigures,
     /// Devices that were replaced.
     pub replaced: u64,
     /// Second losses, after the first device was replaced.
@@ -56,6 +59,7 @@ impl LossFigures {
         self.during_work += other.during_work;
         self.refused += other.refused;
         self.kills += other.kills;
+        self.reshapes.add(&other.reshapes);
         self.replaced += other.replaced;
         self.second_losses += other.second_losses;
         self.commits += other.commits;
@@ -63,7 +67,7 @@ impl LossFigures {
     }
 }
 
-type Check<T = ()> = Result<T, String>;
+pub(super) type Check<T = ()> = Result<T, String>;
 
 /// Lives the life of a seed. A panic of the engine ends it, too.
 ///
@@ -81,33 +85,49 @@ pub fn live(seed: u64) -> Result<LossFigures, String> {
 }
 
 /// A pool and what should be in it.
-struct Life {
-    random: Random,
+pub(super) struct Life {
+    pub(super) random: Random,
     /// Disks in stripe order.
-    disks: Vec<SimDisk>,
-    /// The place of the device that is missing.
-    missing: Option<usize>,
+    pub(super) disks: Vec<SimDisk>,
+    /// The place of each in the pool.
+    pub(super) places: Vec<u32>,
+    /// Places that the pool has had.
+    pub(super) had: u32,
+    /// Disks that were emptied, by their numbers among the others.
+    pub(super) emptied: Option<usize>,
+    /// Disks that were removed.
+    pub(super) removed: Vec<SimDisk>,
+    pub(super) copies: Copies,
+    /// The number of the disk that is missing.
+    pub(super) missing: Option<usize>,
     states: DurableStates,
-    pool: Option<Pool>,
-    figures: LossFigures,
+    pub(super) pool: Option<Pool>,
+    pub(super) figures: LossFigures,
 }
 
 impl Life {
     /// Formats the pool of a seed.
     fn new(seed: u64) -> Self {
         let mut random = Random::new(seed ^ 0x006C_6F73_7365_7300);
-        let count = 2 + random.below(4);
+        // With one copy none may be lost; they come and go.
+        let copies = if random.chance(4) { Copies::One } else { Copies::Two };
+        let count = u64::from(copies.count()) + random.below(4);
         let disks: Vec<SimDisk> = (0..count).map(|_| disk(&mut random)).collect();
         let options = FormatOptions {
             stripe_unit: ByteCount::kib(4 << random.below(4)),
-            copies: Copies::Two,
+            copies,
             pool_id: Some(u128::from(seed) + 1),
             ..FormatOptions::default()
         };
         Pool::format(&disks, &options).expect("blank disks can be formatted");
         Self {
             random,
+            places: (0..disks.len() as u32).collect(),
+            had: disks.len() as u32,
             disks,
+            emptied: None,
+            removed: Vec::new(),
+            copies,
             missing: None,
             states: DurableStates::default(),
             pool: None,
@@ -118,6 +138,17 @@ impl Life {
     fn run(&mut self) -> Check {
         self.open()?;
         self.work(ACTS)?;
+        if self.copies == Copies::One {
+            for _ in 0..=self.random.below(5) {
+                self.reshape()?;
+                self.work(ACTS / 4)?;
+            }
+            return self.end();
+        }
+        if self.random.chance(3) {
+            self.reshape()?;
+            self.work(ACTS / 4)?;
+        }
         self.lose()?;
         self.open_without()?;
         self.work(ACTS)?;
@@ -127,11 +158,18 @@ impl Life {
             // For ever without it.
             return self.end();
         }
-        self.replace()?;
-        self.come_back(old.as_ref())?;
-        self.missing = None;
+        let is_removed = self.random.chance(4) && self.disks.len() > 3 && self.remove_lost()?;
+        if !is_removed {
+            self.replace()?;
+            self.come_back(old.as_ref())?;
+            self.missing = None;
+        }
         self.open()?;
         self.work(ACTS / 2)?;
+        if self.random.chance(3) {
+            self.reshape()?;
+            self.work(ACTS / 4)?;
+        }
         self.figures.second_losses += 1;
         self.lose()?;
         self.open_without()?;
@@ -140,7 +178,7 @@ impl Life {
     }
 
     /// Does some random things.
-    fn work(&mut self, acts: u64) -> Check {
+    pub(super) fn work(&mut self, acts: u64) -> Check {
         for _ in 0..self.random.below(acts) + acts / 2 {
             self.act()?;
         }
@@ -187,7 +225,7 @@ impl Life {
     }
 
     /// Starts a commit of some puts and deletions.
-    fn commit(&mut self, pool: &Pool) -> Check {
+    pub(super) fn commit(&mut self, pool: &Pool) -> Check {
         self.wait_for(IN_FLIGHT - 1)?;
         let there = self.states.last();
         let (mut changes, mut batch) = (DurableChanges::default(), pool.batch());
@@ -267,7 +305,7 @@ impl Life {
     }
 
     /// Waits until at most this many commits are in flight.
-    fn wait_for(&mut self, left: usize) -> Check {
+    pub(super) fn wait_for(&mut self, left: usize) -> Check {
         while self.states.in_flight() > left {
             self.states.wait().map_err(|error| format!("a commit failed: {error}"))?;
             self.figures.commits += 1;
@@ -327,7 +365,7 @@ impl Life {
         Ok(())
     }
 
-    fn cut(&mut self) -> PowerCut {
+    pub(super) fn cut(&mut self) -> PowerCut {
         let seed = self.random.draw();
         self.random.pick(&[PowerCut::DropAll, PowerCut::KeepAll, PowerCut::Torn(seed)])
     }
@@ -346,7 +384,7 @@ impl Life {
         self.figures.commits += self.states.take_what_returned();
     }
 
-    fn close(&mut self) -> Check {
+    pub(super) fn close(&mut self) -> Check {
         match self.pool.take() {
             Some(pool) => pool.close().map_err(text),
             None => Ok(()),
@@ -354,14 +392,14 @@ impl Life {
     }
 
     /// The disks that are there.
-    fn present(&self) -> Vec<SimDisk> {
+    pub(super) fn present(&self) -> Vec<SimDisk> {
         let disks = self.disks.iter().enumerate();
         let disks = disks.filter(|(place, _)| Some(*place) != self.missing);
         disks.map(|(_, disk)| disk.clone()).collect()
     }
 
     /// Opens what is there, and compares all of it.
-    fn open(&mut self) -> Check {
+    pub(super) fn open(&mut self) -> Check {
         let degraded = self.missing.is_some();
         let pool = Pool::open(&self.present(), &options(degraded));
         let pool = pool.map_err(|error| format!("it cannot be opened: {error}"))?;
@@ -544,16 +582,16 @@ fn profile(random: &mut Random) -> SimProfile {
     }
 }
 
-fn disk(random: &mut Random) -> SimDisk {
+pub(super) fn disk(random: &mut Random) -> SimDisk {
     SimDisk::with_profile(SIZE, profile(random))
 }
 
 /// Takes back a power cut that has not come.
-fn never_cut(disks: &[SimDisk]) {
+pub(super) fn never_cut(disks: &[SimDisk]) {
     SimDisk::cut_power_at(disks, u64::MAX - 1, PowerCut::KeepAll);
 }
 
-fn options(degraded: bool) -> OpenOptions {
+pub(super) fn options(degraded: bool) -> OpenOptions {
     OpenOptions {
         degraded,
         staging: ByteCount::kib(256),
@@ -581,6 +619,6 @@ fn called(name: u8) -> String {
     format!("seal {name}")
 }
 
-fn text(error: impl Display) -> String {
+pub(super) fn text(error: impl Display) -> String {
     error.to_string()
 }

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use tidelog_command_line::{FormatExit, OutputFormat, parse_size};
+use tidelog_command_line::{FormatExit, parse_size};
 use tidelog_engine::pool::Copies;
 use tidelog_engine::pool::inspect::DropName;
 use tidelog_engine::units::ByteCount;
@@ -19,6 +19,8 @@ Examples:
   tidelog-format check /dev/nvme1n1 /dev/nvme2n1
   tidelog-format replace /dev/nvme2n1 /dev/nvme3n1 /dev/nvme1n1
       has nvme3n1 take the place of nvme2n1 in a pool with nvme1n1; add --yes to do it
+  tidelog-format add /dev/nvme4n1 /dev/nvme1n1 /dev/nvme3n1
+      gives that pool another device; evacuate and remove take one out again
   tidelog-format list";
 
 /// Returns the text behind the options in the help.
@@ -84,13 +86,77 @@ tensors with one copy that was on OLD, and scratch, are not made again; the form
 
 A device that comes back stale may take its own place: name it as OLD and NEW, and with --overwrite.";
 
+const ADD_HELP: &str = "\
+OTHER are all devices of the pool, which must not be open. NEW is a file, which is made, a block device or a
+partition, at least as large as what the pool uses of each device. Segments that are taken from now on
+are striped over it, too; nothing that is there moves. From then on it is named with the others, wherever
+the pool is opened.
+
+A device that was evacuated is taken back by the same command. What was removed is a new device, and needs
+--overwrite. A pool has 64 places in its life, and never gives one of a removed device to another.
+
+Whatever ends the command on its way, the same command finishes it; until then the pool opens without NEW,
+or says that it needs it.";
+
+const EVACUATE_HELP: &str = "\
+For a device that wears out or is to go. OLD is its name, or its place in the pool (0, 1, ...); OTHER are
+all other devices. The pool must not be open. From the first write on new segments keep clear of OLD; then all
+that is on it moves to the others, and with it the parts that its segments have there. In the end nothing
+of the pool is on OLD: `remove` takes it out, `add` takes it back.
+
+Before anything is written it is checked that the others have the space; a pool whose tensors may have two
+copies keeps two devices at least. A device that is lost may be evacuated by its place: what has another
+copy gets two again on the others.
+
+Whatever ends the command on its way, the same command finishes it; meanwhile the pool opens with all of
+its devices.";
+
+const REMOVE_HELP: &str = "\
+OLD is the name of the device, or its place in the pool (0, 1, ...) where it is lost; OTHER are all other
+devices. The pool must not be open. What is on OLD is moved to the others first, as `evacuate` does. Then all
+superblocks say that OLD was removed, its own last of all: it is refused for ever, and can be formatted or
+given to a pool by --overwrite. Its place is never given to another device.
+
+Whatever ends the command on its way, the same command finishes it.";
+
+const STATS_HELP: &str = "\
+Reads only, needs no lock, and may be run while the pool is in use: then the figures of its shares are of a
+moment ago. Wear is what the devices report (SMART), which mostly takes root; days left are what is left of
+their rated life at the pace of all their life until now. Files have none.
+
+  tidelog-format stats DEVICE... --output prometheus > /var/lib/node_exporter/tidelog.prom
+  tidelog-format stats DEVICE... --output events
+      one line of JSON for each thing that needs attention, and nothing where all is well
+
+The exit code is 2 where something needs attention now, whatever the format.";
+
+const SCRUB_HELP: &str = "\
+Reads every byte of every durable tensor, in all copies, and compares it with its checksum. A copy that is bad
+is written again from the other one. Takes each share while it is read, so programs cannot open the pool
+meanwhile; `check` only reads. docs/how-to/health.md has a systemd timer for it.";
+
+/// Format of this tool's output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum FormatOutput {
+    /// Text and tables for people
+    #[default]
+    #[value(alias = "table")]
+    Text,
+    /// JSON documents for programs, errors included
+    Json,
+    /// Metrics for Prometheus, of `stats`; text of other commands
+    Prometheus,
+    /// Events as lines of JSON, of `stats`; text of other commands
+    Events,
+}
+
 /// Makes, inspects, checks, repairs and wipes Tidelog pools.
 #[derive(Debug, Parser)]
 #[command(name = "tidelog-format", version, after_help = after_help())]
 pub struct FormatCli {
     /// Format of output, errors included
     #[arg(long, global = true, value_enum, default_value_t, value_name = "FORM")]
-    pub output: OutputFormat,
+    pub output: FormatOutput,
     /// Command to run.
     #[command(subcommand)]
     pub command: FormatCommand,
@@ -106,11 +172,26 @@ pub enum FormatCommand {
     Inspect(PoolArgs),
     /// Verify every structure and every byte of every durable tensor; reads only
     Check(PoolCheckArgs),
+    /// Show health: devices and their wear, copies, space; as metrics or events, too
+    #[command(after_help = STATS_HELP)]
+    Stats(PoolArgs),
+    /// Read every copy of every durable tensor, and write bad ones again from the other
+    #[command(after_help = SCRUB_HELP)]
+    Scrub(ScrubArgs),
     /// Check, replace damaged copies by the good ones, and check again
     Repair(RepairArgs),
     /// Have a new device take the place of one that is lost, and make again what that had
     #[command(after_help = REPLACE_HELP)]
     Replace(ReplaceArgs),
+    /// Give a pool another device, which new segments use
+    #[command(after_help = ADD_HELP)]
+    Add(AddArgs),
+    /// Move all that a device has to the others, so that it can go
+    #[command(after_help = EVACUATE_HELP)]
+    Evacuate(RemoveArgs),
+    /// Take a device out of its pool for ever, and what is on it to the others before
+    #[command(after_help = REMOVE_HELP)]
+    Remove(RemoveArgs),
     /// Remove Tidelog's own signatures, and nothing else
     Wipe(WipeArgs),
     /// Show the LBA formats of an `NVMe` namespace; give it another one
@@ -124,8 +205,6 @@ pub enum FormatCommand {
     TakeOver(WipeArgs),
     /// Find pools among the block devices and the given paths
     List(ListArgs),
-    /// Explain why a device cannot be added to a pool, and what to do instead
-    Add(AddArgs),
     /// Write shell completions to standard output
     ///
     /// For example: tidelog-format completions bash > /etc/bash_completion.d/tidelog-format
@@ -226,6 +305,17 @@ pub struct PoolCheckArgs {
     /// Go on where one device is missing, of a pool whose tensors have two copies
     #[arg(long)]
     pub degraded: bool,
+}
+
+/// Arguments of `scrub`.
+#[derive(Args, Clone, Debug)]
+pub struct ScrubArgs {
+    /// The pool.
+    #[command(flatten)]
+    pub pool: PoolArgs,
+    /// Tensor bytes to read in a second, at most; otherwise as many as the devices give
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub rate: Option<ByteCount>,
 }
 
 /// Arguments of `replace`.
@@ -329,9 +419,41 @@ pub struct ListArgs {
 /// Arguments of `add`.
 #[derive(Args, Clone, Debug)]
 pub struct AddArgs {
-    /// The pool's devices, and the device to add
-    #[arg(value_name = "DEVICE")]
-    pub devices: Vec<String>,
+    /// The device that the pool gets: a file, which is made, a block device or a partition
+    #[arg(value_name = "NEW")]
+    pub new: String,
+    /// All devices of the pool
+    #[arg(required = true, value_name = "OTHER")]
+    pub others: Vec<String>,
+    /// Intent to write.
+    #[command(flatten)]
+    pub intent: Intent,
+    /// Allow NEW to lose what it holds; repeat its name exactly
+    #[arg(long, value_name = "DEVICE")]
+    pub overwrite: Vec<String>,
+    /// Go through the page cache.
+    #[arg(long, help = "Go through the page cache, for file systems without O_DIRECT")]
+    pub buffered: bool,
+}
+
+/// Arguments of `evacuate` and `remove`.
+#[derive(Args, Clone, Debug)]
+pub struct RemoveArgs {
+    /// The device that is emptied: its name, or its place in the pool
+    #[arg(value_name = "OLD")]
+    pub old: String,
+    /// All other devices of the pool
+    #[arg(required = true, value_name = "OTHER")]
+    pub others: Vec<String>,
+    /// Intent to write.
+    #[command(flatten)]
+    pub intent: Intent,
+    /// Tensor bytes to move in a second, at most; otherwise as many as the devices move
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub rate: Option<ByteCount>,
+    /// Go through the page cache.
+    #[arg(long, help = "Go through the page cache, for file systems without O_DIRECT")]
+    pub buffered: bool,
 }
 
 #[cfg(test)]

@@ -3,12 +3,14 @@
 use std::fmt::Write;
 
 use serde_json::{Value, json};
-use tidelog_command_line::{FormatExit, OutputFormat, error_document, printable};
+use tidelog_command_line::{FormatExit, error_document, printable};
 use tidelog_device_safety::DeviceRefusal;
 use tidelog_engine::layout::SuperblockError;
 use tidelog_engine::path::{DeviceOpenError, DeviceSpec};
 use tidelog_engine::pool::inspect::RepairError;
-use tidelog_engine::pool::{CalibrateError, FormatError, OpenError, ReplaceError};
+use tidelog_engine::pool::{CalibrateError, FormatError, OpenError, ReplaceError, ReshapeError};
+
+use crate::cli::FormatOutput;
 
 /// Report of a command that succeeded.
 #[derive(Debug)]
@@ -17,8 +19,34 @@ pub struct CommandReport {
     pub text: String,
     /// JSON for programs.
     pub json: Value,
+    /// Text of other formats, if the command has them.
+    pub others: Option<OtherFormats>,
     /// The exit code.
     pub exit: FormatExit,
+}
+
+/// Texts for monitoring.
+#[derive(Debug)]
+pub struct OtherFormats {
+    /// Metrics in the text format of Prometheus.
+    pub prometheus: String,
+    /// Events, one a line, as JSON.
+    pub events: String,
+}
+
+impl CommandReport {
+    /// Makes the report of a command that has no other formats.
+    pub const fn new(text: String, json: Value, exit: FormatExit) -> Self {
+        Self { text, json, others: None, exit }
+    }
+
+    fn in_format(&self, output: FormatOutput) -> &str {
+        match (output, &self.others) {
+            (FormatOutput::Prometheus, Some(others)) => &others.prometheus,
+            (FormatOutput::Events, Some(others)) => &others.events,
+            _ => &self.text,
+        }
+    }
 }
 
 /// The reason why a command did not do what it was asked for.
@@ -61,12 +89,12 @@ impl CommandOutcome {
     }
 
     /// Returns the texts for standard output and for standard error.
-    pub fn rendered(&self, output: OutputFormat) -> (String, String) {
+    pub fn rendered(&self, output: FormatOutput) -> (String, String) {
         match (&self.0, output) {
-            (Ok(report), OutputFormat::Text) => (report.text.clone(), String::new()),
-            (Ok(report), OutputFormat::Json) => (lines(&report.json), String::new()),
-            (Err(failure), OutputFormat::Text) => (String::new(), failure_text(failure)),
-            (Err(failure), OutputFormat::Json) => (lines(&failure_json(failure)), String::new()),
+            (Ok(report), FormatOutput::Json) => (lines(&report.json), String::new()),
+            (Err(failure), FormatOutput::Json) => (lines(&failure_json(failure)), String::new()),
+            (Ok(report), other) => (report.in_format(other).to_owned(), String::new()),
+            (Err(failure), _) => (String::new(), failure_text(failure)),
         }
     }
 }
@@ -195,7 +223,10 @@ impl From<OpenError> for FormatFailure {
                 FormatExit::NotAPool,
                 "what can be read without it: tidelog-format check --degraded",
             ),
-            OpenError::Stale { .. } | OpenError::Unreplaced { .. } => (
+            OpenError::Stale { .. }
+            | OpenError::Unreplaced { .. }
+            | OpenError::Removed { .. }
+            | OpenError::Unadded { .. } => (
                 FormatExit::Refused,
                 "`inspect` of the other devices says what the pool has gone on without",
             ),
@@ -242,6 +273,28 @@ impl From<FormatError> for FormatFailure {
             _ => (FormatExit::Failed, ""),
         };
         Self::new(exit, error.to_string(), help)
+    }
+}
+
+impl From<ReshapeError> for FormatFailure {
+    fn from(error: ReshapeError) -> Self {
+        match error {
+            ReshapeError::Open(error) => error.into(),
+            ReshapeError::New(error) => error.into(),
+            ReshapeError::Geometry(_)
+            | ReshapeError::TooSmall { .. }
+            | ReshapeError::NoPlace { .. } => Self::new(FormatExit::Usage, error.to_string(), ""),
+            ReshapeError::Gone(_)
+            | ReshapeError::TooFew { .. }
+            | ReshapeError::NoSpace { .. }
+            | ReshapeError::NoRoom(_)
+            | ReshapeError::Lost(_) => Self::new(FormatExit::Refused, error.to_string(), ""),
+            _ => Self::new(
+                FormatExit::Failed,
+                error.to_string(),
+                "once that is mended, the same command finishes it; nothing is lost meanwhile",
+            ),
+        }
     }
 }
 

@@ -291,12 +291,6 @@ fn pools_are_listed_with_what_is_missing() {
 }
 
 #[test]
-fn adding_a_device_is_explained_and_not_faked() {
-    let ran = tool(&["add", "/mnt/pool", "/dev/nvme3n1"]).expect(4);
-    assert!(ran.err.contains("fixed when it is formatted") && ran.err.contains("Instead"), "{ran}");
-}
-
-#[test]
 fn help_and_completions_are_there_and_tell_the_exit_codes() {
     let help = tool(&["--help"]).expect(0);
     for word in ["Exit codes", "64", "Examples", "repair", "--output"] {

@@ -174,6 +174,9 @@ fn wear(devices: &[Result<Endurance, String>]) -> Value {
             "percent_used": device.used_percent,
             "percent_spare": device.spare_percent,
             "media_errors": device.media_errors,
+            "power_on_hours": device.power_on_hours,
+            "days_left": device.days_left(),
+            "critical": device.is_critical,
             "fdp": device.fdp.as_ref().map(|fdp| json!({
                 "host_bytes_written": fdp.host_written.0,
                 "media_bytes_written": fdp.media_written.0,

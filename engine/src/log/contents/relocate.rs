@@ -96,13 +96,34 @@ impl Contents {
     /// Chooses a segment and reserves room for all that lives in it.
     pub fn begin_reclaim(&mut self, wanted: Wanted) -> Option<Reclamation> {
         let victim = self.space.victim(wanted)?;
+        Some(self.begin_moving(victim))
+    }
+
+    /// Chooses a segment of those that are striped over a set of devices that `is_meant`, and
+    /// reserves room elsewhere for all that lives in it.
+    pub fn begin_emptying(&mut self, is_meant: impl Fn(u8) -> bool) -> Option<Reclamation> {
+        let victim = self.space.victim_of_set(is_meant)?;
+        Some(self.begin_moving(victim))
+    }
+
+    /// Returns the bytes of tensors, in all copies, that are striped over a set that `is_meant`.
+    pub fn striped_over(&self, is_meant: impl Fn(u8) -> bool) -> u64 {
+        self.space.live_of_set(is_meant) * BLOCK_BYTES
+    }
+
+    /// Returns the number of segments that tensors may have while one is kept for moving them.
+    pub fn movable_segments(&self) -> u64 {
+        self.space.segments_for_tensors()
+    }
+
+    fn begin_moving(&mut self, victim: Victim) -> Reclamation {
         self.space.begin_reclaim(victim.segment);
         let relocations = self
             .residents(victim.segment)
             .into_iter()
             .filter_map(|version| self.begin_relocation(version, victim))
             .collect();
-        Some(Reclamation { victim, relocations })
+        Reclamation { victim, relocations }
     }
 
     /// Ends a reclamation. If something in the segment could not be read, it is not chosen again.

@@ -17,7 +17,8 @@ impl Space {
         reserved: impl Iterator<Item = (&'a Run, Durability)>,
         index: impl Iterator<Item = u32>,
     ) -> Result<SpaceUse, String> {
-        let mut owners = vec![None; self.segments.len() * self.segment_blocks as usize];
+        let widest = self.set_blocks.iter().copied().max().unwrap_or_default() as usize;
+        let mut owners = vec![None; self.segments.len() * widest];
         let mut counts = vec![[0_u32; 2]; self.segments.len()];
         let held = live.map(|held| (0, held)).chain(reserved.map(|held| (1, held)));
         for (kind, (run, durability)) in held {
@@ -40,7 +41,10 @@ impl Space {
                 }
                 State::Open(_) | State::Sealed(_) => counts[index as usize][kind] += run.blocks,
             }
-            let base = index as usize * self.segment_blocks as usize;
+            if run.set != segment.set {
+                return Err(format!("{run:?} lies in a segment of other devices: {segment:?}"));
+            }
+            let base = index as usize * widest;
             for block in run.block as usize..run.end() as usize {
                 if owners[base + block].replace(run).is_some() {
                     return Err(format!("{run:?} overlaps another run"));

@@ -12,6 +12,7 @@ impl Space {
             if segment.state == State::Free {
                 segment.state = State::Sealed(lane);
             }
+            segment.set = run.set;
             segment.filled = segment.filled.max(run.end() as u32);
             segment.live += run.blocks;
             self.live += u64::from(run.blocks);
@@ -23,7 +24,7 @@ impl Space {
     /// ever part of a commit that still holds, so it may be written again.
     pub fn resume(&mut self) {
         let Self { segments, free, open, .. } = self;
-        let (gaps, blocks) = (self.gaps, self.segment_blocks);
+        let (gaps, blocks, current) = (self.gaps, self.segment_blocks, self.current);
         free.retain(|&index| segments[index as usize].state == State::Free);
         let lanes = Copies::ALL.into_iter().flat_map(|copies| {
             let durability = Durability::Durable;
@@ -31,10 +32,12 @@ impl Space {
         });
         for lane in lanes {
             let candidates = segments.iter_mut().enumerate().filter(|(_, segment)| {
-                let room = gaps.map_or(blocks - segment.filled, |gaps| {
-                    gaps.room(segment.filled, blocks, lane.copies)
-                });
-                segment.state == State::Sealed(lane) && room > 0
+                // What is striped over other devices is never gone on with.
+                segment.state == State::Sealed(lane)
+                    && segment.set == current
+                    && gaps.map_or(blocks - segment.filled, |gaps| {
+                        gaps.room(segment.filled, blocks, lane.copies)
+                    }) > 0
             });
             if let Some((index, segment)) = candidates.min_by_key(|(_, segment)| segment.filled) {
                 segment.state = State::Open(lane);

@@ -74,6 +74,33 @@ impl Space {
         best.map(|(.., victim)| victim)
     }
 
+    /// The sealed segment with least in it of those that `is_meant`, by the sets of devices over
+    /// which they are striped, and that can be emptied now.
+    pub fn victim_of_set(&self, is_meant: impl Fn(u8) -> bool) -> Option<Victim> {
+        let candidates = (0_u32..).zip(&self.segments).filter_map(|(index, segment)| {
+            let State::Sealed(lane) = segment.state else { return None };
+            let live = u64::from(segment.live);
+            let fits = live <= self.available(lane, AllocationReach::Reserve);
+            let is_settled = segment.reserved == 0 && !segment.unmovable;
+            (is_meant(segment.set) && is_settled && fits).then(|| Victim {
+                segment: self.first_segment + index,
+                lane,
+                live: ByteCount(live * BLOCK_BYTES),
+                dead: ByteCount(self.dead_in(index, lane) * BLOCK_BYTES),
+            })
+        });
+        candidates.min_by_key(|victim| (victim.live.0, victim.segment))
+    }
+
+    /// Returns the blocks of tensors, in all copies, that live in segments striped over a set that
+    /// `is_meant`.
+    pub fn live_of_set(&self, is_meant: impl Fn(u8) -> bool) -> u64 {
+        let of_tensors =
+            |it: &&super::Segment| matches!(it.state, State::Open(_) | State::Sealed(_));
+        let meant = self.segments.iter().filter(of_tensors).filter(|it| is_meant(it.set));
+        meant.map(|segment| u64::from(segment.live)).sum()
+    }
+
     /// Keeps a segment from being written to while it is reclaimed.
     pub fn begin_reclaim(&mut self, segment: u32) {
         self.victim = Some(segment - self.first_segment);
@@ -103,6 +130,12 @@ impl Space {
     /// Free segments that puts may take.
     pub fn spare_segments(&self) -> u32 {
         self.free_within(AllocationReach::Sisters) as u32
+    }
+
+    /// Returns the number of segments that are not the index's, without those that are kept for
+    /// reclamation.
+    pub fn segments_for_tensors(&self) -> u64 {
+        u64::from(self.segment_count().saturating_sub(self.index_segments + self.reserve.max(1)))
     }
 
     /// Segments of the share.

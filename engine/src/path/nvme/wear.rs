@@ -31,6 +31,8 @@ pub(in crate::path) fn endurance(
         used_percent: page[5],
         written: ByteCount(written.try_into().unwrap_or(u64::MAX)),
         media_errors: number(page, 160).try_into().unwrap_or(u64::MAX),
+        power_on_hours: number(page, 128).try_into().unwrap_or(u64::MAX),
+        is_critical: page[0] != 0,
         fdp,
     }
 }
@@ -82,7 +84,9 @@ mod tests {
     fn the_smart_log_is_read_in_bytes() {
         let mut page = [0; 512];
         (page[3], page[5], page[48], page[160]) = (97, 4, 3, 1);
+        (page[0], page[128], page[129]) = (1, 2, 1);
         let found = endurance(&page, None);
+        assert_eq!((found.power_on_hours, found.is_critical), (258, true));
         assert_eq!((found.spare_percent, found.used_percent), (97, 4));
         assert_eq!((found.written, found.media_errors), (ByteCount(1_536_000), 1));
         page[48..64].fill(0xFF);

@@ -189,6 +189,11 @@ impl SimDisk {
         self.size
     }
 
+    /// Returns whether both are handles of one disk.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.state, &other.state)
+    }
+
     /// The smallest unit that is written whole or not at all.
     pub fn logical_block(&self) -> u32 {
         self.logical_block

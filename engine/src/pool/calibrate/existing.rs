@@ -1,18 +1,15 @@
 //! The depth of a pool that holds something.
 
-use std::sync::atomic::AtomicU64;
-
 use super::{AREA, CalibrateError, CalibrateProgress, Calibration, measure};
 use crate::layout::Superblock;
 use crate::log::{Contents, IndexRoom, LogPlace, Recovered, Space, recover};
-use crate::path::{Extent, MemberSource, OpenMode};
+use crate::path::{Extent, MemberSource};
 use crate::pool::arrangement::{Arranged, arrange};
 use crate::pool::events::ShareOnDevices;
-use crate::pool::media::{MetadataIo, metadata_only};
-use crate::pool::members::{Member, MemberAccess, Members, MembersReactor};
+use crate::pool::media::{MetadataIo, with_media};
+use crate::pool::members::{Member, MemberAccess, Members};
 use crate::pool::{OpenError, Pool, owner, settle, start, superblocks};
-use crate::schedule::Reactor;
-use crate::units::{ByteCount, DeviceSet};
+use crate::units::ByteCount;
 
 impl Pool {
     /// Measures how many operations must be in flight on each device of a pool, and stores that in
@@ -54,27 +51,13 @@ fn calibrate(
             .and_then(|found| {
                 with_media(&members, buffered, |media| {
                     let depth = Some(found.depth);
-                    Ok(superblocks::rewrite(media, &superblocks, |it| it.depth = depth)?)
+                    superblocks::rewrite(media, &superblocks, |it| it.depth = depth)?;
+                    Ok::<_, CalibrateError>(())
                 })?;
                 Ok(found)
             });
     owner::release(&members, pool);
     calibrated
-}
-
-/// Reads and writes metadata, and ends the data path again: devices are measured by another.
-fn with_media<T>(
-    members: &Members,
-    buffered: bool,
-    act: impl FnOnce(&MetadataIo<'_>) -> Result<T, CalibrateError>,
-) -> Result<T, CalibrateError> {
-    let mode = OpenMode { buffered, ..OpenMode::default() };
-    let provider = members.best_provider(mode)?;
-    let reactor = MembersReactor::new(members, Reactor::start(provider, metadata_only())?);
-    let (written, missing) = (&AtomicU64::new(0), DeviceSet::default());
-    let done = act(&MetadataIo { reactor: &reactor, written, missing })?;
-    reactor.close()?;
-    Ok(done)
 }
 
 /// Slices of segments in which nothing lives, by the index of every share.
@@ -99,8 +82,7 @@ fn free(
             taken[run.segment as usize] = true;
         }
         let room = IndexRoom::new(&place, index_segments, grows);
-        let space = Space::new(&place.area, geometry.segment_blocks());
-        let mut contents = Contents::recovered(space, room, index);
+        let mut contents = Contents::recovered(Space::at(&place), room, index);
         // As when the share is opened: a record that one device alone has may get lost, and what it
         // freed live again.
         let written = settled

@@ -290,8 +290,7 @@ impl Pipeline {
     fn write(&self, commits: &Arc<Commits>, step: Step, write: MetaWrite) -> CommitIo {
         let MetaWrite { devices, offset, bytes } = write;
         let absent = self.log.absent();
-        let devices = devices.map(DeviceIndex).filter(|device| !absent.contains(*device));
-        let devices: Vec<DeviceIndex> = devices.collect();
+        let devices: Vec<DeviceIndex> = devices.without(absent).iter().collect();
         let copies = (bytes.len() * devices.len()) as u64;
         commits.shared.written.metadata.fetch_add(copies, Ordering::Relaxed);
         CommitIo::begin(commits, |finish| {

@@ -104,11 +104,12 @@ fn check_those<Source: MemberSource>(
 ) -> Result<CheckReport, OpenError> {
     let access = MemberAccess::to_read(buffered);
     let arranged = open_members(sources, &access, completeness)?;
-    let Arranged { members, superblocks, damaged, missing } = arranged;
+    let Arranged { members, superblocks, damaged, missing, .. } = arranged;
     let superblock = superblocks.first().ok_or(OpenError::Devices(0))?;
     let Superblock { pool, geometry, .. } = *superblock;
     let reactor = reactor_to_read(&members, &geometry, buffered)?;
-    let media = MetadataIo { reactor: &reactor, written: &AtomicU64::new(0), missing };
+    let media =
+        MetadataIo { reactor: &reactor, written: &AtomicU64::new(0), missing: members.absent() };
     let (names, each) = (members.names(), members.each());
     let mut damage: Vec<Damage> = missing
         .iter()
@@ -128,7 +129,7 @@ fn check_those<Source: MemberSource>(
     }
     let bytes = ByteCount(tensors.iter().map(ReadableVersion::bytes).sum());
     let sealed = tensors.iter().filter(|version| !version.current).count() as u64;
-    let stripes = StripeMap::new(&geometry).without(missing);
+    let stripes = StripeMap::over(&geometry, &superblock.device_table()).without(missing);
     let reader = Reader { reactor: &reactor, stripes, devices: &names };
     let Findings { tensors: lost, copies } = reader.damaged(&tensors, progress);
     damage.extend(copies.into_iter().map(Damage::TensorCopy));

@@ -3,15 +3,15 @@
 use std::collections::HashMap;
 
 use crate::layout::{
-    BLOCK_BYTES, Checkpoint, Geometry, HeldVersion, LogMark, LogPoint, Seal, Superblock,
-    TensorEntry, TensorId, is_zero,
+    BLOCK_BYTES, Checkpoint, HeldVersion, LogMark, LogPoint, Seal, Superblock, TensorEntry,
+    TensorId, is_zero,
 };
 use crate::log::{
     ChangeLog, Contents, IndexRoom, IndexUse, LogMedia, LogPlace, Recovered, SealUse, Space,
     SpaceUse, recover,
 };
 use crate::pool::SealDescription;
-use crate::units::DeviceSet;
+use crate::units::{DeviceIndex, DeviceSet};
 
 /// A share's index as the next opener will find it.
 #[derive(Clone, Debug)]
@@ -58,18 +58,12 @@ pub enum CopyState {
 }
 
 impl IndexView {
-    pub(super) fn of(
-        place: &LogPlace,
-        geometry: &Geometry,
-        recovered: Recovered,
-        copies: Vec<IndexCopy>,
-    ) -> Self {
+    pub(super) fn of(place: &LogPlace, recovered: Recovered, copies: Vec<IndexCopy>) -> Self {
         let Recovered { index, index_segments, log, .. } = recovered;
         let (tensors, held) = (index.tensors.clone(), index.held.clone());
         let sealed = index.seals.clone();
-        let space = Space::new(&place.area, geometry.segment_blocks());
         let room = IndexRoom::new(place, index_segments, false);
-        let contents = Contents::recovered(space, room, index);
+        let contents = Contents::recovered(Space::at(place), room, index);
         let (space, usage) = (contents.space_use(), contents.index_use());
         let seals = sealed.iter().map(|seal| SealDescription::of(&contents, seal)).collect();
         let (epoch, seal_use) = (log.epoch(), contents.seal_use());
@@ -117,7 +111,7 @@ pub(super) fn read_index<M: LogMedia>(
     let all = recover(place, mark, media).map_err(|error| error.to_string())?;
     let copies = IndexCopies { place, mark, media, all: &all };
     let copies = place.copies().map(|device| copies.copy(device)).collect();
-    Ok(IndexView::of(&place, &superblock.geometry, all, copies))
+    Ok(IndexView::of(&place, all, copies))
 }
 
 /// The copies of an index, beside what all together say.
@@ -140,7 +134,8 @@ impl<M: LogMedia> IndexCopies<'_, M> {
 
     /// Returns the unreadable part of a copy.
     fn unread(&self, copy: u8) -> Option<CopyState> {
-        let mut unread = self.all.unread.iter().filter(|it| it.device % self.place.devices == copy);
+        let lies_on = |device| self.place.may_lie_on(copy, DeviceIndex(device));
+        let mut unread = self.all.unread.iter().filter(|it| lies_on(it.device));
         let (first, others) = (unread.next()?, unread.count());
         let others = if others == 0 { String::new() } else { format!(", and {others} more") };
         Some(CopyState::Damaged(format!("{first}{others}")))

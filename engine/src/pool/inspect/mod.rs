@@ -28,5 +28,5 @@ pub use lost_commits::{LostShare, accept_lost_commits, lost_commits};
 pub use older::{AcceptError, accept_older_copies};
 pub use overwritten::{OverwrittenStart, accept_overwritten_start};
 pub use repair::{RepairError, RepairReport, repair};
-pub use view::{DeviceView, PoolView, ShareView, SuperblockCopyView, inspect, probe};
+pub use view::{DeviceView, PoolView, ShareView, SuperblockCopyView, inspect, probe, wear};
 pub use wipe::{Wiped, wipe};

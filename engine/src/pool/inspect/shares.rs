@@ -2,7 +2,7 @@
 
 use super::damage::{Damage, Unsettled};
 use super::index::{CopyState, IndexCopy, IndexView, read_index};
-use crate::log::LogMedia;
+use crate::log::{LogMedia, LogPlace};
 use crate::pool::events::{OlderCopy, SeenOfShare, ShareOnDevices};
 
 /// Findings of a check of a share.
@@ -31,8 +31,9 @@ pub(super) fn look<M: LogMedia>(
         Ok(index) => {
             let mut unsettled = Vec::new();
             let missing = devices.missing();
-            let copies = devices.superblock.geometry.metadata_devices();
-            let lacks = |copy: &u8| missing.iter().any(|it| it.0 % copies == *copy);
+            let place = LogPlace::of(devices.superblock, share);
+            let has_part = |copy, device| place.is_some_and(|it| it.may_lie_on(copy, device));
+            let lacks = |copy: &u8| missing.iter().any(|it| has_part(*copy, it));
             for IndexCopy { device, state, .. } in &index.copies {
                 let copy = *device;
                 let device = names[usize::from(*device)].clone();

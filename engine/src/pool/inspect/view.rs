@@ -5,16 +5,16 @@ use crate::layout::{
     Holder, LogMark, Owner, SUPERBLOCK_OFFSET, ShareArea, Superblock, SuperblockError,
     protective_mbr,
 };
-use crate::path::MemberSource;
+use crate::path::{Endurance, MemberSource};
 use crate::pool::OpenError;
-use crate::pool::arrangement::place;
+use crate::pool::arrangement::{newest, place};
 use crate::pool::events::{OlderCopy, ShareOnDevices};
 use crate::pool::holder::last_holder;
 use crate::pool::media::MemberMedia;
 use crate::pool::members::{Member, MemberAccess, Members};
 use crate::pool::superblock_copies::SuperblockCopies;
 use crate::pool::{owner, start};
-use crate::units::ByteCount;
+use crate::units::{ByteCount, DeviceIndex};
 
 /// One copy of a superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,13 +92,25 @@ pub fn inspect<Source: MemberSource>(sources: &[Source]) -> Result<PoolView, Ope
     view_members(Members::open(sources, &MemberAccess::to_look(true))?)
 }
 
+/// Returns the wear that a single device reports; the reason where it does not. Nothing is locked.
+///
+/// # Errors
+/// It cannot be opened.
+pub fn wear<Source: MemberSource>(source: &Source) -> Result<Result<Endurance, String>, OpenError> {
+    let member = Member::open_whoever_owns_it(source, 0, &MemberAccess::to_look(true))?;
+    Ok(member.endurance())
+}
+
 fn view_members(members: Vec<Member>) -> Result<PoolView, OpenError> {
     let places = place(members)?;
-    let newest = places.iter().map(|it| it.superblock).max_by_key(|it| it.generation);
+    let newest = newest(places.iter().map(|it| &it.superblock));
     let superblock = newest.ok_or(OpenError::Devices(0))?;
-    let geometry = superblock.geometry;
+    let (geometry, table) = (superblock.geometry, superblock.device_table());
     let here = |device: u32| places.iter().find(|it| it.superblock.device == device);
-    let missing = (0..geometry.devices).filter(|device| here(*device).is_none()).collect();
+    let is_there = |device: &u32| {
+        here(*device).is_some() || table.removed.contains(DeviceIndex(*device as u8))
+    };
+    let missing = (0..geometry.devices).filter(|device| !is_there(device)).collect();
     let members: Vec<_> = (0..geometry.devices).map(|it| here(it).map(|it| &it.member)).collect();
     let media = MemberMedia(&members);
     let known = [geometry];

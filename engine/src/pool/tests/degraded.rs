@@ -14,7 +14,7 @@ fn mirrored(count: usize) -> Vec<SimDisk> {
 }
 
 /// All disks but this one.
-fn without(disks: &[SimDisk], lost: usize) -> Vec<SimDisk> {
+pub(super) fn without(disks: &[SimDisk], lost: usize) -> Vec<SimDisk> {
     let others = disks.iter().enumerate().filter(|(at, _)| *at != lost);
     others.map(|(_, disk)| disk.clone()).collect()
 }
@@ -126,7 +126,7 @@ fn never_cut(disks: &[SimDisk]) {
 }
 
 /// Makes another disk with the same bytes.
-fn copy_of(disk: &SimDisk) -> SimDisk {
+pub(super) fn copy_of(disk: &SimDisk) -> SimDisk {
     let copy = SimDisk::new(disk.size());
     copy.swap(&mut disk.snapshot());
     copy

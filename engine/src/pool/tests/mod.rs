@@ -17,6 +17,7 @@ mod own_puts;
 mod puts;
 mod read_only;
 mod reclamation;
+mod reshape;
 mod scrub;
 mod seal_moves;
 mod seals;

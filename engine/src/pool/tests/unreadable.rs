@@ -182,7 +182,7 @@ impl Everything {
         let (area, segments) = (place.area.slots[slot], &found.index_segments[slot]);
         assert!(!segments.is_empty() && found.log.records() == 12);
         let length = area.checkpoint_bytes + 2 * BLOCK_BYTES;
-        let checkpoint = place.parts(0, slot, segments, length);
+        let checkpoint = place.parts(0, slot, (segments, 0), length);
         let log = std::iter::once((0, area.log_offset, (found.log.records() + 1) * BLOCK_BYTES));
         let each = |(device, offset, bytes): (u8, u64, u64)| {
             (offset..offset + bytes).step_by(BLOCK_BYTES as usize).map(move |at| (device, at))

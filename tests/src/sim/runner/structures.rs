@@ -90,9 +90,9 @@ impl PoolStructures<'_> {
         };
         let whole = Checkpoint::payload_start(claim.segments.into()) + claim.payload_bytes;
         let in_slot = whole.min(slot.checkpoint_bytes);
-        let (map, copies) = (StripeMap::new(&self.geometry), self.copies() as u8);
+        let map = StripeMap::new(&self.geometry);
         let segments = Checkpoint::claimed_segments(&bytes).unwrap_or_default();
-        let slices = segments.iter().flat_map(|it| map.index_slices(*it, copy as u8, copies));
+        let slices = segments.iter().flat_map(|it| map.index_slices(*it, claim.set, copy as u8));
         let mut rest = whole - in_slot;
         let grown = slices.flat_map(|(disk, offset)| {
             let length = rest.min(self.geometry.segment_bytes);

@@ -26,14 +26,14 @@ pub(super) fn run(args: &WipeArgs, system: &System) -> Result<CommandReport, For
         let mut text = show::text(&view);
         text.push_str("\nNothing was written. Add --yes to measure in free segments, and to store the depth.\n");
         let json = json!({ "written": false, "pool": show::json(&view), "calibration": null });
-        return Ok(CommandReport { text, json, exit: FormatExit::Clean });
+        return Ok(CommandReport::new(text, json, FormatExit::Clean));
     }
     let bar = progress_bar();
     let found = Pool::calibrate(&specs, args.pool.buffered, &mut |step| advance(&bar, step));
     bar.finish_and_clear();
     let found = found?;
     let json = json!({ "written": true, "pool": null, "calibration": self::json(&found) });
-    Ok(CommandReport { text: text(&found), json, exit: FormatExit::Clean })
+    Ok(CommandReport::new(text(&found), json, FormatExit::Clean))
 }
 
 pub(super) fn progress_bar() -> ProgressBar {

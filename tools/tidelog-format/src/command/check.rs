@@ -42,7 +42,7 @@ pub(super) fn run(args: &PoolCheckArgs) -> Result<CommandReport, FormatFailure> 
     }
     let exit = if report.damage.is_empty() { FormatExit::Clean } else { FormatExit::Damaged };
     text.push_str(&how_to_drop(&report));
-    Ok(CommandReport { text, json: json(&report), exit })
+    Ok(CommandReport::new(text, json(&report), exit))
 }
 
 /// Describes the verified objects, and those that are damaged.

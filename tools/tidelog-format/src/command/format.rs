@@ -49,7 +49,7 @@ pub(super) fn run(args: &FormatArgs, system: &System) -> Result<CommandReport, F
             );
         }
         text.push_str("\nNothing was written. Add --yes to write this.\n");
-        return Ok(CommandReport { text, json: plan.json(None), exit: FormatExit::Clean });
+        return Ok(CommandReport::new(text, plan.json(None), FormatExit::Clean));
     }
     let filling = progress_bar("filling");
     let bar = progress_bar("deallocating");
@@ -80,7 +80,7 @@ pub(super) fn run(args: &FormatArgs, system: &System) -> Result<CommandReport, F
     }
     let mut json = plan.json(Some(made.pool));
     json["calibration"] = calibration.as_ref().map_or(Value::Null, calibrate::json);
-    Ok(CommandReport { text, json, exit: FormatExit::Clean })
+    Ok(CommandReport::new(text, json, FormatExit::Clean))
 }
 
 /// Refuses names for which a file would have to be made.

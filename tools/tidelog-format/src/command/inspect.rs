@@ -4,10 +4,10 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 use tidelog_command_line::{FormatExit, printable};
-use tidelog_engine::layout::{Geometry, LifetimeClass, TensorEntry, utc};
+use tidelog_engine::layout::{DeviceTable, Geometry, LifetimeClass, TensorEntry, utc};
 use tidelog_engine::pool::inspect::{CopyState, IndexView, PoolView, ShareView, inspect};
 use tidelog_engine::pool::{Copies, SealDescription};
-use tidelog_engine::units::ByteCount;
+use tidelog_engine::units::{ByteCount, DeviceIndex, DeviceSet};
 
 use super::specs;
 use super::table::TextTable;
@@ -24,7 +24,7 @@ pub(super) fn run(args: &PoolArgs) -> Result<CommandReport, FormatFailure> {
     } else {
         FormatExit::Clean
     };
-    Ok(CommandReport { text: text(&view), json: json(&view), exit })
+    Ok(CommandReport::new(text(&view), json(&view), exit))
 }
 
 pub(super) fn text(view: &PoolView) -> String {
@@ -75,7 +75,27 @@ pub(super) fn text(view: &PoolView) -> String {
             if gone { "is MISSING: the pool has gone on without it" } else { "was not named" };
         let _ = writeln!(text, "device {place} {what}");
     }
+    text.push_str(&table_text(view));
     view.shares.iter().for_each(|share| text.push_str(&share_text(share)));
+    text
+}
+
+/// Says what devices are for, where they are not all for the same.
+fn table_text(view: &PoolView) -> String {
+    let table = view.superblock.device_table();
+    let mut text = String::new();
+    for place in (0..view.superblock.geometry.devices as u8).map(DeviceIndex) {
+        let what = if table.removed.contains(place) {
+            "was removed"
+        } else if !table.used().contains(place) {
+            "is empty: it may be removed, or added again"
+        } else if !table.current_set().contains(place) {
+            "is being evacuated: new segments do not use it"
+        } else {
+            continue;
+        };
+        let _ = writeln!(text, "device {} {what}", place.0);
+    }
     text
 }
 
@@ -222,8 +242,19 @@ pub(super) fn json(view: &PoolView) -> Value {
         "geometry": geometry_json(&view.superblock.geometry),
         "devices": devices,
         "missing": view.missing,
+        "table": table_json(&view.superblock.device_table()),
         "gone_on_without": view.superblock.missing.iter().map(|it| it.0).collect::<Vec<_>>(),
         "shares": shares,
+    })
+}
+
+fn table_json(table: &DeviceTable) -> Value {
+    let places = |set: DeviceSet| set.iter().map(|it| it.0).collect::<Vec<_>>();
+    json!({
+        "striped_over": places(table.current_set()),
+        "used": places(table.used()),
+        "metadata": places(table.metadata),
+        "removed": places(table.removed),
     })
 }
 

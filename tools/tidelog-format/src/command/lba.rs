@@ -181,7 +181,7 @@ impl<'a> Drive<'a> {
             "formats": formats,
             "unusable": self.unusable.map(|why| why.to_string()),
         });
-        CommandReport { text, json, exit: FormatExit::Clean }
+        CommandReport::new(text, json, FormatExit::Clean)
     }
 }
 

@@ -11,7 +11,7 @@ use tidelog_engine::layout::{Superblock, SuperblockError};
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::SealDescription;
 use tidelog_engine::pool::inspect::{DeviceView, inspect, probe};
-use tidelog_engine::units::ByteCount;
+use tidelog_engine::units::{ByteCount, DeviceIndex};
 
 use super::inspect::{seals_json, seals_table};
 use super::table::TextTable;
@@ -46,15 +46,16 @@ pub(super) fn run(args: &ListArgs, system: &System) -> CommandReport {
     let text = text(&pools, &damaged, &unreadable);
     let pools: Vec<Value> = pools.iter().map(|(pool, found)| pool_json(*pool, found)).collect();
     let json = json!({ "pools": pools, "damaged": damaged, "unreadable": unreadable });
-    CommandReport { text, json, exit: FormatExit::Clean }
+    CommandReport::new(text, json, FormatExit::Clean)
 }
 
 fn text(pools: &BTreeMap<u128, Found>, damaged: &[Value], unreadable: &[String]) -> String {
     let mut text = String::new();
     for (pool, found) in pools {
-        let expected = found.first().map_or(0, |(superblock, _)| superblock.geometry.devices);
-        let state = match missing(found) {
-            missing if missing.is_empty() => "complete".to_owned(),
+        let missing = missing(found);
+        let expected = found.len() + missing.len();
+        let state = match &missing[..] {
+            [] => "complete".to_owned(),
             missing => format!("device {} not found", missing.join(", ")),
         };
         let _ = writeln!(text, "pool {pool:032x}: {expected} device(s), {state}");
@@ -98,8 +99,12 @@ fn seals(found: &Found) -> Vec<(u32, Vec<SealDescription>)> {
 }
 
 fn missing(found: &Found) -> Vec<String> {
-    let expected = found.first().map_or(0, |(superblock, _)| superblock.geometry.devices);
+    let newest = found.iter().map(|(superblock, _)| superblock);
+    let newest = newest.max_by_key(|it| (it.generation, it.geometry.devices));
+    let expected = newest.map_or(0, |it| it.geometry.devices);
+    let removed = newest.map(|it| it.device_table().removed).unwrap_or_default();
     (0..expected)
+        .filter(|place| !removed.contains(DeviceIndex(*place as u8)))
         .filter(|place| found.iter().all(|(superblock, _)| superblock.device != *place))
         .map(|place| place.to_string())
         .collect()

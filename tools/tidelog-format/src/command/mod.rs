@@ -1,5 +1,6 @@
 //! The commands: parse, call the engine, say what happened.
 
+mod add;
 mod calibrate;
 mod check;
 mod format;
@@ -7,8 +8,11 @@ mod inspect;
 mod lba;
 mod list;
 mod regions;
+mod remove;
 mod repair;
 mod replace;
+mod scrub;
+mod stats;
 mod table;
 mod take_over;
 mod wipe;
@@ -16,6 +20,7 @@ mod wipe;
 use std::io;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use remove::Removal;
 use serde_json::json;
 use tidelog_command_line::{FormatExit, completions};
 use tidelog_device_safety::{
@@ -35,31 +40,25 @@ pub fn run(command: &FormatCommand) -> CommandOutcome {
         FormatCommand::Format(args) => format::run(args, &system),
         FormatCommand::Inspect(args) => inspect::run(args),
         FormatCommand::Check(args) => check::run(args),
+        FormatCommand::Stats(args) => stats::run(args),
+        FormatCommand::Scrub(args) => scrub::run(args),
         FormatCommand::Repair(args) => repair::run(args, &system),
         FormatCommand::Replace(args) => replace::run(args, &system),
+        FormatCommand::Add(args) => add::run(args, &system),
+        FormatCommand::Evacuate(args) => remove::run(args, Removal::Evacuate, &system),
+        FormatCommand::Remove(args) => remove::run(args, Removal::Remove, &system),
         FormatCommand::Wipe(args) => wipe::run(args, &system),
         FormatCommand::Lba(args) => lba::run(args, &system),
         FormatCommand::Calibrate(args) => calibrate::run(args, &system),
         FormatCommand::TakeOver(args) => take_over::run(args),
         FormatCommand::List(args) => Ok(list::run(args, &system)),
-        FormatCommand::Add(_) => Err(add()),
         FormatCommand::Completions { shell } => Ok(page(completions::<FormatCli>(*shell))),
     })
 }
 
-fn add() -> FormatFailure {
-    FormatFailure::new(
-        FormatExit::Refused,
-        "devices cannot be added: a pool's devices are fixed when it is formatted, because every tensor \
-         is striped over all of them",
-        "Instead: format a second pool on the new devices and use it for the next run; or save the \
-         tensors that must stay (a checkpoint of the training program does), format one pool of all \
-         devices, and load them again.",
-    )
-}
-
 fn page(text: String) -> CommandReport {
-    CommandReport { json: json!({ "text": text }), text, exit: FormatExit::Clean }
+    let json = json!({ "text": text });
+    CommandReport::new(text, json, FormatExit::Clean)
 }
 
 /// Resolves the names. Those that stand for nothing are refused, all of them.

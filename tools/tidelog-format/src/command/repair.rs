@@ -80,7 +80,7 @@ pub(super) fn run(args: &RepairArgs, system: &System) -> Result<CommandReport, F
         "before": check::json(&report.before),
         "after": check::json(&report.after),
     });
-    Ok(CommandReport { text, json, exit })
+    Ok(CommandReport::new(text, json, exit))
 }
 
 fn not_accepted(error: AcceptError) -> FormatFailure {
@@ -108,7 +108,7 @@ fn dry_run(lost: &[LostShare]) -> CommandReport {
     });
     let exit = if lost.is_empty() { FormatExit::Clean } else { FormatExit::Damaged };
     let json = json!({ "written": false, "lost": lost.iter().map(lost_json).collect::<Vec<_>>() });
-    CommandReport { text, json, exit }
+    CommandReport::new(text, json, exit)
 }
 
 /// Describes the lost commits, and what is left.

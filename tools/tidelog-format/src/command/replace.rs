@@ -33,7 +33,7 @@ pub(super) fn run(args: &ReplaceArgs, system: &System) -> Result<CommandReport, 
     if !args.intent.yes {
         text.push_str("\nNothing was written. Add --yes to do this.\n");
         let json = json!({ "written": false, "pool": pool, "place": place, "new": args.new });
-        return Ok(CommandReport { text, json, exit: FormatExit::Clean });
+        return Ok(CommandReport::new(text, json, FormatExit::Clean));
     }
     let twice = args.overwrite.contains(&target.given);
     let options = ReplaceOptions {
@@ -53,7 +53,7 @@ pub(super) fn run(args: &ReplaceArgs, system: &System) -> Result<CommandReport, 
     text.push('\n');
     text.push_str(&outcome(&done));
     let exit = if done.lost.is_empty() { FormatExit::Clean } else { FormatExit::Damaged };
-    Ok(CommandReport { text, json: json(&done, &pool), exit })
+    Ok(CommandReport::new(text, json(&done, &pool), exit))
 }
 
 /// Returns the place that is to be filled: the one that is missing beside the others. What the old

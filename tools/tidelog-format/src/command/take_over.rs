@@ -37,9 +37,6 @@ pub(super) fn run(args: &WipeArgs) -> Result<CommandReport, FormatFailure> {
             |(device, owner)| json!({ "device": device, "host": owner.host, "since": owner.since }),
         )
         .collect();
-    Ok(CommandReport {
-        text,
-        json: json!({ "written": write, "owners": owners }),
-        exit: FormatExit::Clean,
-    })
+    let json = json!({ "written": write, "owners": owners });
+    Ok(CommandReport::new(text, json, FormatExit::Clean))
 }

@@ -31,7 +31,7 @@ pub(super) fn run(args: &WipeArgs, system: &System) -> Result<CommandReport, For
             "\nNothing was written. Add --yes to remove both superblocks of each device.\n",
         );
         let json = json!({ "written": false, "pool": pool, "wiped": [] });
-        return Ok(CommandReport { text, json, exit: FormatExit::Clean });
+        return Ok(CommandReport::new(text, json, FormatExit::Clean));
     }
     let wiped = wipe(&specs, args.pool.buffered)?;
     text.push('\n');
@@ -44,7 +44,7 @@ pub(super) fn run(args: &WipeArgs, system: &System) -> Result<CommandReport, For
         .map(|it| json!({ "device": it.device, "what": it.what, "offset": it.offset.0 }))
         .collect();
     let json = json!({ "written": true, "pool": pool, "wiped": wiped });
-    Ok(CommandReport { text, json, exit: FormatExit::Clean })
+    Ok(CommandReport::new(text, json, FormatExit::Clean))
 }
 
 fn devices_text(devices: &[DeviceView], why: &str) -> String {

@@ -304,6 +304,9 @@ class Wear(TypedDict, total=False):
     percent_used: int | None
     percent_spare: int | None
     media_errors: int | None
+    power_on_hours: int | None
+    days_left: int | None  # of its rated life, at the pace of all its life; None where it is too early to say
+    critical: bool | None  # True if the device asks for attention
     fdp: Fdp | None
 
 
