@@ -1661,7 +1661,8 @@ int32_t tide_gpu_arena_free(uint64_t address, const uint64_t *covered, size_t co
  * Frees the memory of a part of the allocation at `address`: `length` bytes from `begin` on. Its
  * addresses stay the allocation's, and nobody uses them until `tide_gpu_arena_allocate_part`. The
  * memory is given out again behind the event `behind`; null: at once. Returns whether an arena has
- * such a part: 1, or 0. A part begins and ends at multiples of 2 MiB, or where the allocation does.
+ * such a part: 1, or 0. A part begins and ends at multiples of 2 MiB, or where the allocation
+ * does.
  *
  * # Safety
  * `behind` is null or an event of CUDA's that is recorded and open. Nobody uses the part's memory

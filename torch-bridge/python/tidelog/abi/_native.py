@@ -125,7 +125,7 @@ SIGNATURES: Signatures = {
     "tide_session_wait": (_i32, [_u64, _u32]),
     "tide_session_set_callbacks": (_i32, [_u64, _pointer]),
     "tide_session_durations": (_i32, [_u64, _pointer, _size]),
-    "tide_session_step_spans": (_i32, [_u64, _text, _size]),
+    "tide_session_step_spans": (_i32, [_u64, _pointer, _size]),
     "tide_session_leave_plan": (_i32, [_u64]),
     "tide_session_hold_plan": (_i32, [_u64, _i32]),
     "tide_session_use_parts": (_i32, [_u64]),
