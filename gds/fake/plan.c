@@ -38,8 +38,10 @@ int planned(const char *what) {
 }
 
 void fake_clock(bool on, uint64_t fixed_ns, uint64_t rate);
+void fake_sums_take(uint64_t ns);
 void fake_reset(uint64_t new_seed, unsigned new_laziness) {
     fake_clock(false, 5000, 50000);
+    fake_sums_take(3000);
     pthread_mutex_lock(&fake_lock);
     seed = new_seed * 2 + 1; laziness = new_laziness; violations = 0; first_violation[0] = 0;
     memset(plans, 0, sizeof plans); held = false; held_event = NULL; state.hangs = 0; state.broken = 0;

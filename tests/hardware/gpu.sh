@@ -351,13 +351,22 @@ torch_rows() {
 }
 
 # How long the GPU idles for a fetch: with the fake, by its clock.
-idle_rows() {
-    local name="torch: idle time of a fetch"
+# torch_row NAME PROGRAM ARGUMENTS...: a program of Python's that measures, as a row.
+torch_row() {
+    local name=$1
+    shift
     if [ -n "$lacks" ]; then
         tell "not run" "$name" ": $lacks"
     else
-        row "$name" env PYTHONPATH=torch-bridge/python:tests/torch "$PYTHON" tests/hardware/fetches.py --pool "$scratch"
+        row "$name" env PYTHONPATH=torch-bridge/python:tests/torch "$PYTHON" "$@" --pool "$scratch"
     fi
+}
+
+measured_rows() {
+    local few=()
+    if [ -n "$FAKE" ]; then few=(--rounds 1 --steps 4); fi
+    torch_row "torch: idle time of a fetch" tests/hardware/fetches.py
+    torch_row "torch: the arena beside torch's allocator" tests/hardware/allocators.py "${few[@]}"
 }
 
 sanitizer_rows() {
@@ -436,7 +445,7 @@ for part in $ONLY; do
     facts) facts_rows ;;
     smoke) smoke_rows ;;
     cufile) cufile_rows ;;
-    torch) torch_rows torch "$TORCH_TESTS" "not gds" && idle_rows ;;
+    torch) torch_rows torch "$TORCH_TESTS" "not gds" && measured_rows ;;
     training) training_rows ;;
     tests) rust_rows ;;
     touch) touch_rows ;;

@@ -18,7 +18,7 @@ HEADER = Path(__file__).resolve().parents[2] / "torch-bridge" / "include" / "tid
 NOT_USED = re.compile(
     r"TIDE_(URGENT|FOREVER|UNMOVABLE|VERSION_.*|(EVICT|RELEASE|ALLOCATE|SETTLE)(_PART)?)$"
     r"|tide_(pool|put|get|delete|length|verify|ticket|batch|birth)(_|$)"
-    r"|tide_(bytes|memory|action|session_callbacks)$"
+    r"|tide_(bytes|memory|action|session_callbacks|step_span)$|TIDE_(TIME|CLOCK)_"
     r"|tide_session_(resume|resume_or_refuse|next_action|action_done|allocated|part_begin)$"
 )
 
@@ -266,6 +266,7 @@ ARGUMENTS = {
     "simulate": (),
     "stats": (),
     "step": (_native.StepMark.BEGIN,),
+    "step_spans": (bytes(24),),
     "use_parts": (),
     "wait": (0,),
     "write_report": ("/nowhere/report.html",),

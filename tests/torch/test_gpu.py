@@ -67,17 +67,22 @@ def test_training_gives_the_same_bits(gpu, pool, mode):
     compare(train, pool, mode, device=gpu.device, memory=TENSORS, staging=STAGING)
 
 
-def test_parts_of_tensors_move_with_the_same_bits(gpu, pool):
+@pytest.mark.parametrize("allocator", ["torch", "arena"])
+def test_parts_of_tensors_move_with_the_same_bits(gpu, pool, allocator):
     gpu = gpu(seed=3)
     program = Program(gpu.device)
     memory = parting.BUDGET - parting.STAGING
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
-        with parting.offload(program, pool, device=gpu.device, memory=memory) as tide:
+        with parting.offload(program, pool, device=gpu.device, memory=memory, allocator=allocator) as tide:
             parting.step_until_parts_move(tide, program)
             for _ in range(3):
                 parting.step(tide, program)
-            assert tide.stats()["totals"]["fetches_of_parts"] and tide.peak_bytes <= memory
+            stats = tide.stats()
+            assert stats["totals"]["fetches_of_parts"] and tide.peak_bytes <= memory
+            if allocator == "arena":
+                arena = stats["gpu_memory"]["arena"]
+                assert arena["error"] is None and arena["requested"] <= memory < arena["capacity"], arena
     tide.restore()
     assert program.sums() == parting.expected(program)
 

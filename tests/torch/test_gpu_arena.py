@@ -3,6 +3,7 @@ events alone, on a fake CUDA whose kernels and copies are late.
 """
 
 import contextlib
+import ctypes
 import os
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import torch
 
 import tidelog
 from tidelog.native import _built
-from tidetest import MIB
+from tidelog.abi._native import PartsState
+from tidelog.memory._record import data_ptr
+from tidetest import MIB, parting
 from tidetest.bits import bits
 from tidetest.compare import compare
 from tidetest.device import STAGING
@@ -184,6 +187,32 @@ def test_an_exception_ends_the_arena(fake, pool):
     assert gpu.mapped_bytes() == 0
 
 
+def test_a_fetch_waits_for_the_kernels_of_what_had_come_there_before(fake, pool):
+    """Memory that a fetch took is used by what is launched then, not by the stream of the fetch alone."""
+    gpu = fake()
+    with tidelog.offload(pool=pool, memory=8 * ARENA_GRANULE, host_memory=MIB, **BLOCK) as tide:
+        first, second = torch.full((WORDS,), 1.0), torch.full((WORDS,), 2.0)
+        for tensor in (first, second):
+            tide.evict(tensor)
+        kept = torch.full((WORDS,), 3.0)
+        assert float(first.sum()) == WORDS  # it is back, and nothing else is free
+        torch.cuda.synchronize()
+        late = torch.cuda.Event()
+        late.record(gpu.stream)
+        gpu.library.fake_hold_event(ctypes.c_void_p(late.cuda_event))
+        total = first.sum()  # a kernel that does not run yet
+        del first
+        gpu.lagging.let_go()
+        tide.access.bring_back(second.untyped_storage())
+        for _ in range(2000):  # time passes: what may happen does
+            late.query()
+        gpu.library.fake_hold_event(None)
+        torch.cuda.synchronize()
+        assert float(total) == WORDS
+        assert bool((second == 2).all()) and bool((kept == 3).all())
+        gpu.assert_lawful()
+
+
 def test_threads_and_streams_share_the_arena(fake, pool):
     """Memory that one stream has allocated is used by another one, while other threads allocate and free."""
     gpu, beside = fake(lags=False), Stream()
@@ -252,10 +281,116 @@ def test_where_there_is_no_arena_it_is_refused(pool, fake):
     with pytest.raises(tidelog.Error, match='allocator="arena" is for a GPU'):
         tidelog.offload(device="cpu", **memory)
     fake(lags=False)
-    with pytest.raises(tidelog.Error, match="parts='best' do not go together"):
-        tidelog.offload(parts="best", **memory)
     with pytest.raises(tidelog.Error, match="expected 'torch' or 'arena'"):
         tidelog.offload(pool=pool, memory="1MiB", allocator="ours")
+
+
+PART = parting.SIZE // 4
+
+
+def out_and_back(tide, value):
+    """A tensor whose memory is the arena's, and whose parts may move."""
+    tensor = torch.full((parting.SIZE // 4,), value)
+    tide.evict(tensor)
+    tide.restore(tensor)
+    assert tide.device.is_divisible(tensor.untyped_storage())
+    return tensor
+
+
+def part_leaves(tide, tensor, begin):
+    """A part is given back, as where the session asks for that. What it held is lost."""
+    storage, parts = tensor.untyped_storage(), tide.performer.parts
+    assert parts.evict(storage._tide, storage, PART, begin)
+    parts.release(storage._tide, storage, PART, begin)
+
+
+def part_comes(tide, tensor, begin):
+    """Memory for a part, as where the session asks for that. Returns its address, and the event behind which it may be
+    written."""
+    storage, parts = tensor.untyped_storage(), tide.performer.parts
+    address = parts.allocate(storage._tide, storage, PART, begin)
+    return address, storage._tide.parted.arrival(begin)
+
+
+def part_is_back(tide, tensor, begin):
+    storage, parts = tensor.untyped_storage(), tide.performer.parts
+    parts.settle(storage._tide, storage, PartsState.RESIDENT, begin)
+
+
+def in_parts(pool, memory):
+    return tidelog.offload(pool=pool, memory=memory, device="cpu", pool_size=64 * MIB, parts="best", **OPTIONS)
+
+
+def test_a_part_that_nobody_has_wanted_comes_back_where_it_was(fake, pool):
+    gpu = fake(lags=False)
+    with in_parts(pool, 2 * parting.SIZE) as tide:
+        tensor = out_and_back(tide, 1.0)
+        address, before = data_ptr(tensor.untyped_storage()), arena_of(tide)
+        part_leaves(tide, tensor, PART)
+        assert before["allocated"] - arena_of(tide)["allocated"] == PART
+        assert before["requested"] - arena_of(tide)["requested"] == PART
+        assert part_comes(tide, tensor, PART)[0] == address + PART
+        after = arena_of(tide)
+        assert (after["allocated"], after["remapped"]) == (before["allocated"], before["remapped"])
+        part_is_back(tide, tensor, PART)
+        assert data_ptr(tensor.untyped_storage()) == address
+        assert bool((tensor[: PART // 4] == 1).all()) and bool((tensor[PART // 2 :] == 1).all())
+        part_leaves(tide, tensor, 3 * PART)
+        del tensor  # with a part out
+    assert gpu.mapped_bytes() == 0
+
+
+def test_a_part_that_comes_at_once_waits_for_what_used_it(fake, pool):
+    gpu = fake()
+    with in_parts(pool, 2 * parting.SIZE) as tide:
+        tensor = out_and_back(tide, 1.0)
+        torch.cuda.synchronize()
+        late = torch.cuda.Event()
+        late.record(gpu.stream)
+        gpu.library.fake_hold_event(ctypes.c_void_p(late.cuda_event))
+        total = tensor.sum()
+        part_leaves(tide, tensor, PART)
+        _, event = part_comes(tide, tensor, PART)
+        is_early = any(event.query() for _ in range(200))
+        gpu.library.fake_hold_event(None)
+        assert not is_early
+        torch.cuda.synchronize()
+        assert event.query()
+        part_is_back(tide, tensor, PART)
+        assert float(total) == parting.SIZE // 4
+
+
+def test_a_part_waits_for_who_has_its_memory(fake, pool):
+    gpu = fake()
+    with in_parts(pool, 2 * parting.SIZE) as tide:
+        tensor, kept = out_and_back(tide, 1.0), torch.full((parting.SIZE // 4,), 2.0)
+        address = data_ptr(tensor.untyped_storage())
+        part_leaves(tide, tensor, PART)
+        before = arena_of(tide)
+        taker = torch.full((PART // 4,), 3.0)
+        spare = 2 * parting.SIZE // 64  # for rounding
+        assert arena_of(tide)["remapped"] - before["remapped"] >= PART - spare
+        assert arena_of(tide)["declined"] == before["declined"]
+        storage, parts = tensor.untyped_storage(), tide.performer.parts
+        assert parts.allocate(storage._tide, storage, PART, PART) == 0, "another has the memory"
+        torch.cuda.synchronize()
+        late = torch.cuda.Event()
+        late.record(gpu.stream)
+        gpu.library.fake_hold_event(ctypes.c_void_p(late.cuda_event))
+        total = taker.sum()
+        del taker
+        gpu.lagging.let_go()
+        releaser = threading.Timer(0.3, gpu.library.fake_hold_event, [None])  # memory is unmapped once nobody uses it
+        releaser.start()
+        comes, event = part_comes(tide, tensor, PART)
+        releaser.join()
+        assert comes == address + PART
+        event.synchronize()
+        part_is_back(tide, tensor, PART)
+        torch.cuda.synchronize()
+        assert float(total) == 3 * PART // 4
+        assert bool((tensor[: PART // 4] == 1).all()) and bool((kept == 2).all())
+        gpu.assert_lawful()
 
 
 FRONT = """

@@ -240,12 +240,26 @@ def test_rows_of_tests(tmp_path, by):
         }  # fmt: skip
 
 
+def dry_run(folder, program, *options):
+    """Runs a program that measures on a GPU, on the fake in its place."""
+    paths = [HARDWARE.parent.parent / "torch-bridge" / "python", HARDWARE.parent / "torch"]
+    environment = {**os.environ, "FAKE": str(folder), "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    words = [sys.executable, HARDWARE / program, "--pool", folder, "--rounds", "1", *options]
+    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_arena_is_compared_with_torchs_allocator_without_a_gpu(tmp_path):
+    done = dry_run(tmp_path, "allocators.py", "--steps", "3")
+    assert done.returncode == 0, done.stderr[-2000:]
+    arena, by_torch, by_arena = re.findall(r"^FACT (.*)", done.stdout, re.MULTILINE)
+    assert re.match(r"arena: a step takes [\d.]+ s, [\d.]+ s with torch's allocator: .*, same bits\)$", arena)
+    assert "in the arena" not in by_torch and "by the gpu's clock" in by_torch
+    assert re.search(r"in the arena [1-9]\d* allocations.*error None", by_arena) and "by the gpu's clock" in by_arena
+
+
 def test_idle_time_of_a_fetch_is_measured_without_a_gpu(tmp_path):
     """Measures idle time by the fake's clock. What comes out is the machine's matter, which is busy."""
-    paths = [HARDWARE.parent.parent / "torch-bridge" / "python", HARDWARE.parent / "torch"]
-    environment = {**os.environ, "FAKE": str(tmp_path), "PYTHONPATH": os.pathsep.join(map(str, paths))}
-    words = [sys.executable, HARDWARE / "fetches.py", "--pool", tmp_path, "--rounds", "1"]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    done = dry_run(tmp_path, "fetches.py")
     facts = re.findall(r"^FACT (\w+): the GPU idles \d+ us for a fetch by events", done.stdout, re.MULTILINE)
     assert (done.returncode, facts) == (0, ["room", "reactive", "auto"]), done.stderr[-2000:]
 

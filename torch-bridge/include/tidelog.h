@@ -233,6 +233,41 @@ extern "C" {
 #define TIDE_MODIFIES 2147483648
 
 /**
+ * Cause of a span: kernels ran.
+ */
+#define TIDE_TIME_KERNELS 0
+
+/**
+ * Cause of a span: it waited for a copy out, or for the memory of one.
+ */
+#define TIDE_TIME_COPIES_OUT 3
+
+/**
+ * Cause of a span: it waited for a copy in.
+ */
+#define TIDE_TIME_COPIES_IN 4
+
+/**
+ * Cause of a span: the thread was in the allocator, or waited there.
+ */
+#define TIDE_TIME_ALLOCATOR 8
+
+/**
+ * Cause of a span of a GPU's: nothing was launched. What the thread did then is the cause.
+ */
+#define TIDE_TIME_NOT_LAUNCHED 255
+
+/**
+ * Clock of a span: the GPU's.
+ */
+#define TIDE_CLOCK_GPU 0
+
+/**
+ * Clock of a span: that of the thread that calls the session.
+ */
+#define TIDE_CLOCK_THREAD 1
+
+/**
  * Flag in the `storage` of a birth: its memory is not the framework's own and must stay.
  */
 #define TIDE_UNMOVABLE 4294967296
@@ -427,6 +462,28 @@ typedef struct tide_action {
    */
   uint32_t storage;
 } tide_action;
+
+/**
+ * Span of a step.
+ */
+typedef struct tide_step_span {
+  /**
+   * Time at which it began: nanoseconds before it is reported.
+   */
+  uint64_t began_ago;
+  /**
+   * Time at which it ended: nanoseconds before it is reported.
+   */
+  uint64_t ended_ago;
+  /**
+   * `TIDE_TIME_...`
+   */
+  uint32_t cause;
+  /**
+   * `TIDE_CLOCK_...`
+   */
+  uint32_t clock;
+} tide_step_span;
 
 /**
  * A part of the model that a step runs twice, as activation checkpointing does: ops of the first
@@ -1174,6 +1231,16 @@ int32_t tide_session_trace(uint64_t session, const char *path);
 int32_t tide_session_durations(uint64_t session, const uint64_t *durations, size_t count);
 
 /**
+ * Reports what the caller has seen of the last complete step, for `tide_session_stats` and
+ * `tide_session_report`: spans of each clock by time, without overlap. Those of a GPU say when
+ * kernels ran, when it waited, and when it had nothing to do.
+ *
+ * # Safety
+ * `spans` has `count` items.
+ */
+int32_t tide_session_step_spans(uint64_t session, const struct tide_step_span *spans, size_t count);
+
+/**
  * The step follows the plan no longer: the caller saw that it does something else.
  */
 int32_t tide_session_leave_plan(uint64_t session);
@@ -1590,6 +1657,32 @@ int32_t tide_gpu_arena_use(uint64_t address, void *stream);
  * recorded and open. Nobody uses the memory but what is in those streams, and before the event.
  */
 int32_t tide_gpu_arena_free(uint64_t address, const uint64_t *covered, size_t count, void *behind);
+
+/**
+ * Frees the memory of a part of the allocation at `address`: `length` bytes from `begin` on. Its
+ * addresses stay the allocation's, and nobody uses them until `tide_gpu_arena_allocate_part`. The
+ * memory is given out again behind the event `behind`; null: at once. Returns whether an arena has
+ * such a part: 1, or 0. A part begins and ends at multiples of 2 MiB, or where the allocation
+ * does.
+ *
+ * # Safety
+ * `behind` is null or an event of CUDA's that is recorded and open. Nobody uses the part's memory
+ * but what is before it.
+ */
+int32_t tide_gpu_arena_free_part(uint64_t address, uint64_t begin, uint64_t length, void *behind);
+
+/**
+ * Allocates memory for a part that has freed it. Returns 1; 0 where the arena has no room, or no
+ * such part. It may be written by what is put into the stream `waits` from here on, which waits on
+ * the GPU for what uses the memory still.
+ *
+ * # Safety
+ * `waits` is null or a `CUstream` that is open.
+ */
+int32_t tide_gpu_arena_allocate_part(uint64_t address,
+                                     uint64_t begin,
+                                     uint64_t length,
+                                     void *waits);
 
 /**
  * Writes figures of an arena to `buffer`, as JSON, in bytes: `capacity`, what it may have;

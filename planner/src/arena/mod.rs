@@ -15,7 +15,7 @@ mod space;
 mod tests;
 
 use crate::units::Bytes;
-use space::{AddressRange, AddressSpace, FreePlace};
+use space::{AddressRange, AddressSpace, FreePlace, PartMemory};
 
 /// The unit in which a GPU maps memory.
 pub const GRANULE: Bytes = Bytes(2 << 20);
@@ -46,6 +46,21 @@ impl Granules {
 /// Address in an arena: the number of granules before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ArenaAddress(pub u32);
+
+/// A range of addresses in an arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArenaRange {
+    /// The first one.
+    pub begin: ArenaAddress,
+    /// Number of granules.
+    pub length: Granules,
+}
+
+impl From<ArenaRange> for AddressRange {
+    fn from(range: ArenaRange) -> Self {
+        Self { begin: range.begin.0, length: range.length.0 }
+    }
+}
 
 /// Number of a stream of the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -133,6 +148,68 @@ impl GpuArena {
         }
         self.space.forget(&happened);
         let FreePlace { range, missing, .. } = self.space.best_place(asked, stream);
+        self.free.0 -= asked.0;
+        let placement = self.place(range, missing);
+        self.space.give_away(range, placement.uses.clone());
+        Ok(placement.for_stream(stream))
+    }
+
+    /// Takes the memory of an allocation back, which these used last, but for parts that have none.
+    /// Uses for which it was to wait count as well: it may never have been written. Returns how
+    /// much that is.
+    ///
+    /// # Panics
+    /// If no allocation begins there: the memory would be somebody else's.
+    pub fn give(&mut self, address: ArenaAddress, uses: &[StreamUse]) -> Granules {
+        let returned = self.space.take_back(address.0, uses);
+        self.free.0 += returned;
+        Granules(returned)
+    }
+
+    /// Takes the memory of a part of an allocation back, which these used last. Its addresses stay
+    /// the allocation's, and its memory stays mapped there until it is wanted elsewhere. Returns
+    /// how much that is: none where it had none.
+    ///
+    /// # Panics
+    /// If no allocation has the part.
+    pub fn give_part(&mut self, part: ArenaRange, uses: &[StreamUse]) -> Granules {
+        let returned = self.space.take_part_back(part.into(), uses);
+        self.free.0 += returned;
+        Granules(returned)
+    }
+
+    /// Gives a part of an allocation memory again, for a stream, as far as it has none.
+    ///
+    /// # Panics
+    /// If no allocation has the part.
+    pub fn take_part(
+        &mut self,
+        part: ArenaRange,
+        stream: StreamNumber,
+        happened: impl Fn(StreamUse) -> bool,
+    ) -> Result<ArenaPlacement, ArenaFull> {
+        let range = part.into();
+        self.space.forget(&happened);
+        let PartMemory { asked, missing } = self.space.part(range);
+        if asked > self.free.0 {
+            return Err(ArenaFull { asked: Granules(asked), free: self.free });
+        }
+        self.free.0 -= asked;
+        let placement = self.place(range, missing);
+        self.space.give_part_away(range);
+        Ok(placement.for_stream(stream))
+    }
+
+    /// Returns the ranges of memory that is allocated, in order.
+    pub fn allocated(&self) -> impl Iterator<Item = ArenaRange> + '_ {
+        self.space.allocated().map(|AddressRange { begin, length }| ArenaRange {
+            begin: ArenaAddress(begin),
+            length: Granules(length),
+        })
+    }
+
+    /// Maps what is missing of a range, which is free or a part without memory.
+    fn place(&mut self, range: AddressRange, missing: u32) -> UnorderedPlacement {
         let (mut host_waits, mut remaps) = (Vec::new(), Vec::new());
         if missing > 0 {
             let moved = self.space.free_elsewhere(range, missing);
@@ -142,22 +219,26 @@ impl GpuArena {
             }
             remaps = paired(&moved, &self.space.unmapped_in(range));
         }
-        let uses = self.space.uses_in(range);
-        let waits = uses.iter().copied().filter(|one| one.stream != stream).collect();
-        self.space.give_away(range, uses);
-        self.free.0 -= asked.0;
-        Ok(ArenaPlacement { address: ArenaAddress(range.begin), waits, host_waits, remaps })
+        let uses = self.space.free_uses_in(range);
+        UnorderedPlacement { address: ArenaAddress(range.begin), uses, host_waits, remaps }
     }
+}
 
-    /// Takes the memory of an allocation back, which these used last. Uses for which it was to wait
-    /// count as well: it may never have been written.
-    ///
-    /// # Panics
-    /// If no allocation begins there: the memory would be somebody else's.
-    pub fn give(&mut self, address: ArenaAddress, uses: &[StreamUse]) -> Granules {
-        let length = self.space.take_back(address.0, uses);
-        self.free.0 += length;
-        Granules(length)
+/// A placement whose stream is not known.
+struct UnorderedPlacement {
+    address: ArenaAddress,
+    /// Last uses of the memory.
+    uses: Vec<StreamUse>,
+    host_waits: Vec<StreamUse>,
+    remaps: Vec<Remap>,
+}
+
+impl UnorderedPlacement {
+    /// The placement for this stream, whose own work is in order.
+    fn for_stream(self, stream: StreamNumber) -> ArenaPlacement {
+        let Self { address, uses, host_waits, remaps } = self;
+        let waits = uses.into_iter().filter(|one| one.stream != stream).collect();
+        ArenaPlacement { address, waits, host_waits, remaps }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The addresses of an arena: what is allocated, free or not mapped at each of them.
 
 use super::{Granules, StreamNumber, StreamUse, add_uses};
+use std::collections::BTreeMap;
 
 /// Addresses that are reserved at once, in parts of the memory.
 const ADDRESSES: u32 = 2;
@@ -46,6 +47,22 @@ enum Content {
     Hole,
     Free,
     Allocated,
+    /// Hole at addresses of an allocation: a part of it has no memory.
+    PartHole,
+    /// Free memory at addresses of an allocation, a part of which has given it back.
+    PartFree,
+}
+
+impl Content {
+    /// Returns whether an allocation has the addresses.
+    const fn is_taken(self) -> bool {
+        matches!(self, Self::Allocated | Self::PartHole | Self::PartFree)
+    }
+
+    /// Returns whether nobody has the memory that is mapped there.
+    const fn is_free_memory(self) -> bool {
+        matches!(self, Self::Free | Self::PartFree)
+    }
 }
 
 /// Addresses of which the same is true. Neighbours that are alike are one piece, but for two
@@ -84,12 +101,27 @@ pub(super) struct AddressSpace {
     reservation: u32,
     /// All addresses, in order and without gaps.
     pieces: Vec<Piece>,
+    /// Lengths of allocations, by where they begin.
+    allocations: BTreeMap<u32, u32>,
+}
+
+/// Memory of a part of an allocation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PartMemory {
+    /// Granules that the part has not.
+    pub(super) asked: u32,
+    /// Granules of these at whose addresses no memory is mapped.
+    pub(super) missing: u32,
 }
 
 impl AddressSpace {
     /// Makes the addresses of this memory, which is mapped from the first one on.
     pub(super) fn new(memory: Granules) -> Self {
-        let mut space = Self { reservation: ADDRESSES * memory.0.max(1), pieces: Vec::new() };
+        let mut space = Self {
+            reservation: ADDRESSES * memory.0.max(1),
+            pieces: Vec::new(),
+            allocations: BTreeMap::new(),
+        };
         space.reserve();
         space.set(AddressRange { begin: 0, length: memory.0 }, Content::Free, Vec::new());
         space
@@ -103,7 +135,7 @@ impl AddressSpace {
     /// Forgets uses of free memory that have happened.
     pub(super) fn forget(&mut self, happened: impl Fn(StreamUse) -> bool) {
         let mut has_forgotten = false;
-        for piece in self.pieces.iter_mut().filter(|piece| piece.content == Content::Free) {
+        for piece in self.pieces.iter_mut().filter(|piece| piece.content.is_free_memory()) {
             let before = piece.uses.len();
             piece.uses.retain(|one| !happened(*one));
             has_forgotten |= piece.uses.len() < before;
@@ -127,12 +159,12 @@ impl AddressSpace {
     fn best_so_far(&self, asked: u32, stream: StreamNumber) -> Option<FreePlace> {
         let is_one_gap = |one: &Piece, next: &Piece| {
             let is_seam = next.range.begin.is_multiple_of(self.reservation);
-            one.content != Content::Allocated && next.content != Content::Allocated && !is_seam
+            !one.content.is_taken() && !next.content.is_taken() && !is_seam
         };
         let mut best: Option<FreePlace> = None;
         for gap in self.pieces.chunk_by(is_one_gap) {
             let (begin, end) = (gap[0].range.begin, gap[gap.len() - 1].range.end());
-            if gap[0].content == Content::Allocated || end - begin < asked {
+            if gap[0].content.is_taken() || end - begin < asked {
                 continue;
             }
             let free = gap.iter().map(Piece::free).sum();
@@ -159,7 +191,7 @@ impl AddressSpace {
     /// Free memory outside a range: what was used longest ago, and then what lies alone.
     pub(super) fn free_elsewhere(&self, range: AddressRange, wanted: u32) -> Vec<AddressRange> {
         let mut parts = Vec::new();
-        for piece in self.pieces.iter().filter(|piece| piece.content == Content::Free) {
+        for piece in self.pieces.iter().filter(|piece| piece.content.is_free_memory()) {
             let last = piece.uses.iter().map(|one| one.number).max();
             for part in piece.range.outside(range) {
                 parts.push((last, part.length, part));
@@ -188,33 +220,105 @@ impl AddressSpace {
         uses
     }
 
+    /// Uses of free memory in a range of which others may have parts, the last of each stream.
+    pub(super) fn free_uses_in(&self, range: AddressRange) -> Vec<StreamUse> {
+        let mut uses = Vec::new();
+        for piece in overlapped(&self.pieces, range).filter(|piece| piece.content.is_free_memory())
+        {
+            add_uses(&mut uses, &piece.uses);
+        }
+        uses
+    }
+
     /// Parts of a range at which nothing is mapped.
     pub(super) fn unmapped_in(&self, range: AddressRange) -> Vec<AddressRange> {
         let holes = overlapped(&self.pieces, range);
-        let holes = holes.filter(|piece| piece.content == Content::Hole);
+        let are_holes = |piece: &&Piece| matches!(piece.content, Content::Hole | Content::PartHole);
+        let holes = holes.filter(are_holes);
         holes.map(|piece| piece.range.within(range)).collect()
     }
 
+    /// Unmaps free memory, which is of one piece.
     pub(super) fn unmap(&mut self, range: AddressRange) {
-        self.set(range, Content::Hole, Vec::new());
+        let is_part = overlapped(&self.pieces, range).any(|piece| piece.content.is_taken());
+        self.set(range, if is_part { Content::PartHole } else { Content::Hole }, Vec::new());
     }
 
     pub(super) fn give_away(&mut self, range: AddressRange, uses: Vec<StreamUse>) {
+        self.allocations.insert(range.begin, range.length);
         self.set(range, Content::Allocated, uses);
     }
 
-    /// Takes an allocation back, and returns its length.
+    /// Takes an allocation back, and returns how many granules it had.
     pub(super) fn take_back(&mut self, begin: u32, uses: &[StreamUse]) -> u32 {
-        let at = self.pieces.partition_point(|piece| piece.range.begin < begin);
-        let found = self.pieces.get_mut(at);
-        let found = found.filter(|piece| piece.range.begin == begin);
-        let Some(piece) = found.filter(|piece| piece.content == Content::Allocated) else {
+        let Some(length) = self.allocations.remove(&begin) else {
             panic!("memory of an arena is given back that is not allocated: granule {begin}")
         };
-        let (range, mut all) = (piece.range, std::mem::take(&mut piece.uses));
-        add_uses(&mut all, uses);
-        self.set(range, Content::Free, all);
-        range.length
+        let mut returned = 0;
+        for (range, content, mut all) in self.contents(AddressRange { begin, length }) {
+            match content {
+                Content::Hole | Content::PartHole => self.set(range, Content::Hole, Vec::new()),
+                Content::Free | Content::PartFree => self.set(range, Content::Free, all),
+                Content::Allocated => {
+                    returned += range.length;
+                    add_uses(&mut all, uses);
+                    self.set(range, Content::Free, all);
+                }
+            }
+        }
+        returned
+    }
+
+    /// Takes the memory of a part of an allocation back, and returns how many granules it had.
+    pub(super) fn take_part_back(&mut self, part: AddressRange, uses: &[StreamUse]) -> u32 {
+        self.check_part(part);
+        let mut returned = 0;
+        for (range, content, mut all) in self.contents(part) {
+            if content == Content::Allocated {
+                returned += range.length;
+                add_uses(&mut all, uses);
+                self.set(range, Content::PartFree, all);
+            }
+        }
+        returned
+    }
+
+    /// Returns what a part of an allocation lacks.
+    pub(super) fn part(&self, part: AddressRange) -> PartMemory {
+        self.check_part(part);
+        let (mut asked, mut missing) = (0, 0);
+        for (range, content, _) in self.contents(part) {
+            asked += if content == Content::Allocated { 0 } else { range.length };
+            missing += if content == Content::PartHole { range.length } else { 0 };
+        }
+        PartMemory { asked, missing }
+    }
+
+    /// Gives a part of an allocation the memory that is mapped there now.
+    pub(super) fn give_part_away(&mut self, part: AddressRange) {
+        for (range, content, uses) in self.contents(part) {
+            if content != Content::Allocated {
+                self.set(range, Content::Allocated, uses);
+            }
+        }
+    }
+
+    /// Returns where memory is allocated, in order.
+    pub(super) fn allocated(&self) -> impl Iterator<Item = AddressRange> + '_ {
+        let allocated = self.pieces.iter().filter(|piece| piece.content == Content::Allocated);
+        allocated.map(|piece| piece.range)
+    }
+
+    fn check_part(&self, part: AddressRange) {
+        let found = self.allocations.range(..=part.begin).next_back();
+        let has_it = found.is_some_and(|(begin, length)| part.end() <= begin + length);
+        assert!(has_it, "granule {} is no part of an allocation of an arena", part.begin);
+    }
+
+    /// The contents of a range, each with its uses.
+    fn contents(&self, range: AddressRange) -> Vec<(AddressRange, Content, Vec<StreamUse>)> {
+        let piece = |it: &Piece| (it.range.within(range), it.content, it.uses.clone());
+        overlapped(&self.pieces, range).map(piece).collect()
     }
 
     fn reserve(&mut self) {

@@ -1,5 +1,5 @@
 use super::*;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use tidelog_random::Random;
 
 const STREAMS: u32 = 3;
@@ -10,6 +10,8 @@ struct Reference {
     granules: Vec<ReferenceGranule>,
     /// Allocations by address: their length.
     allocated: HashMap<u32, u32>,
+    /// Addresses of allocations that have given their memory back.
+    out: HashSet<u32>,
     /// Number of the last work of each stream that has happened.
     happened: [u64; STREAMS as usize],
     launched: u64,
@@ -28,6 +30,7 @@ impl Reference {
             mapped: (0..memory).map(|at| (at, at as usize)).collect(),
             granules: vec![ReferenceGranule::default(); memory as usize],
             allocated: HashMap::new(),
+            out: HashSet::new(),
             happened: [0; STREAMS as usize],
             launched: 0,
         }
@@ -41,8 +44,23 @@ impl Reference {
         one.number <= self.happened[one.stream.0 as usize]
     }
 
-    /// The driver's part, and the streams': each step checks that it may be done.
+    /// A new allocation.
     fn place(&mut self, placement: &ArenaPlacement, asked: u32, stream: StreamNumber) {
+        let addresses: Vec<u32> = (placement.address.0..placement.address.0 + asked).collect();
+        self.map(placement, &addresses, stream);
+        let before = self.allocated.insert(placement.address.0, asked);
+        assert_eq!(before, None, "two begin at one address");
+    }
+
+    /// A part of an allocation has memory again.
+    fn place_part(&mut self, placement: &ArenaPlacement, part: ArenaRange, stream: StreamNumber) {
+        let addresses = part.begin.0..part.begin.0 + part.length.0;
+        let lacking: Vec<u32> = addresses.filter(|at| self.out.remove(at)).collect();
+        self.map(placement, &lacking, stream);
+    }
+
+    /// The driver's part, and the streams': each step checks that it may be done.
+    fn map(&mut self, placement: &ArenaPlacement, addresses: &[u32], stream: StreamNumber) {
         for one in &placement.host_waits {
             let seen = &mut self.happened[one.stream.0 as usize];
             *seen = (*seen).max(one.number);
@@ -64,26 +82,43 @@ impl Reference {
             let seen = &mut waits[one.stream.0 as usize];
             *seen = (*seen).max(one.number);
         }
-        for at in placement.address.0..placement.address.0 + asked {
-            let granule = &mut self.granules[self.mapped[&at]];
+        for at in addresses {
+            let granule = &mut self.granules[self.mapped[at]];
             assert!(!granule.is_taken, "two have one granule");
             granule.is_taken = true;
             let is_early = granule.uses.iter().zip(waits).any(|(last, seen)| *last > seen);
             assert!(!is_early, "memory is given away before its last use");
         }
-        let before = self.allocated.insert(placement.address.0, asked);
-        assert_eq!(before, None, "two begin at one address");
     }
 
     /// Puts work into streams that uses an allocation, and lets go of it.
     fn let_go(&mut self, address: u32, streams: &[u32]) -> Vec<StreamUse> {
         let length = self.allocated.remove(&address).expect("one that is allocated");
+        let uses = self.use_last(address..address + length, streams);
+        self.out.retain(|at| !(address..address + length).contains(at));
+        uses
+    }
+
+    /// Puts work into streams that uses a part, and lets go of its memory.
+    fn let_go_of_part(&mut self, part: ArenaRange, streams: &[u32]) -> Vec<StreamUse> {
+        let addresses = part.begin.0..part.begin.0 + part.length.0;
+        let uses = self.use_last(addresses.clone(), streams);
+        self.out.extend(addresses);
+        uses
+    }
+
+    /// Returns how many granules there are of an allocation, or of a part.
+    fn present(&self, addresses: std::ops::Range<u32>) -> Granules {
+        Granules(addresses.filter(|at| !self.out.contains(at)).count() as u32)
+    }
+
+    fn use_last(&mut self, addresses: std::ops::Range<u32>, streams: &[u32]) -> Vec<StreamUse> {
         let mut uses = Vec::new();
         for stream in streams {
             self.launched += 1;
             uses.push(StreamUse { stream: StreamNumber(*stream), number: self.launched });
         }
-        for at in address..address + length {
+        for at in addresses.filter(|at| !self.out.contains(at)) {
             let granule = &mut self.granules[self.mapped[&at]];
             granule.is_taken = false;
             for one in &uses {
@@ -101,7 +136,7 @@ fn run(seed: u64) {
     let size_max = 1 + random.below(u64::from(memory));
     let (mut arena, mut reference) = (GpuArena::new(Granules(memory)), Reference::new(memory));
     for _ in 0..300 {
-        match random.below(8) {
+        match random.below(10) {
             0..4 => {
                 let asked = 1 + random.below(size_max) as u32;
                 let stream = StreamNumber(random.below(u64::from(STREAMS)) as u32);
@@ -116,16 +151,32 @@ fn run(seed: u64) {
                 }
             }
             4..7 => {
-                let mut addresses: Vec<u32> = reference.allocated.keys().copied().collect();
-                addresses.sort_unstable();
-                if addresses.is_empty() {
-                    continue;
-                }
-                let address = random.pick(&addresses);
+                let Some((address, length)) = one_of(&mut random, &reference) else { continue };
                 let streams: Vec<u32> = (0..STREAMS).filter(|_| random.chance(2)).collect();
-                let length = reference.allocated[&address];
+                let present = reference.present(address..address + length);
                 let uses = reference.let_go(address, &streams);
-                assert_eq!(arena.give(ArenaAddress(address), &uses), Granules(length));
+                assert_eq!(arena.give(ArenaAddress(address), &uses), present);
+            }
+            7..9 => {
+                let Some((address, length)) = one_of(&mut random, &reference) else { continue };
+                let begin = random.below(u64::from(length)) as u32;
+                let count = 1 + random.below(u64::from(length - begin)) as u32;
+                let (begin, length) = (ArenaAddress(address + begin), Granules(count));
+                let part = ArenaRange { begin, length };
+                let present = reference.present(begin.0..begin.0 + count);
+                if random.chance(2) {
+                    let streams: Vec<u32> = (0..STREAMS).filter(|_| random.chance(2)).collect();
+                    let uses = reference.let_go_of_part(part, &streams);
+                    assert_eq!(arena.give_part(part, &uses), present);
+                } else {
+                    let stream = StreamNumber(random.below(u64::from(STREAMS)) as u32);
+                    let happened = |one| reference.has_happened(one);
+                    let lacks = Granules(count - present.0);
+                    match arena.take_part(part, stream, happened) {
+                        Ok(placement) => reference.place_part(&placement, part, stream),
+                        Err(full) => assert!(full.free < lacks, "there was room"),
+                    }
+                }
             }
             _ => {
                 let stream = random.below(u64::from(STREAMS)) as usize;
@@ -135,9 +186,19 @@ fn run(seed: u64) {
             }
         }
         assert_eq!(arena.free(), Granules(reference.free()));
+        let allocated: u32 = arena.allocated().map(|range| range.length.0).sum();
+        assert_eq!(allocated, memory - arena.free().0);
     }
     let addresses = arena.addresses();
     assert!(addresses.0 <= 8 * memory, "{addresses:?} for {memory} granules");
+}
+
+/// An allocation and its length.
+fn one_of(random: &mut Random, reference: &Reference) -> Option<(u32, u32)> {
+    let mut addresses: Vec<u32> = reference.allocated.keys().copied().collect();
+    addresses.sort_unstable();
+    let address = (!addresses.is_empty()).then(|| random.pick(&addresses))?;
+    Some((address, reference.allocated[&address]))
 }
 
 #[test]
@@ -191,6 +252,42 @@ fn what_is_free_in_pieces_is_mapped_together_once_nobody_uses_it() {
     let again = arena.take(Granules(3), stream(0), |_| false).unwrap();
     assert_eq!((again.address, again.remaps), (placement.address, vec![]), "it stays mapped");
     assert_eq!(arena.addresses(), Granules(16));
+}
+
+#[test]
+fn a_part_keeps_its_addresses_and_its_memory_until_somebody_wants_that() {
+    let mut arena = GpuArena::new(Granules(8));
+    let whole = arena.take(Granules(6), stream(0), |_| false).unwrap().address;
+    let part = |begin, length| ArenaRange {
+        begin: ArenaAddress(whole.0 + begin),
+        length: Granules(length),
+    };
+    assert_eq!(arena.give_part(part(1, 2), &[used(1, 7)]), Granules(2));
+    assert_eq!(arena.give_part(part(1, 2), &[used(1, 8)]), Granules(0), "it has none");
+    let again = arena.take_part(part(0, 3), stream(0), |_| false).unwrap();
+    assert_eq!((again.remaps, again.waits), (vec![], vec![used(1, 7)]), "it lay there still");
+    arena.give_part(part(1, 2), &[used(0, 9)]);
+    // Its addresses are nobody else's, its memory is.
+    let other = arena.take(Granules(4), stream(0), |_| false).unwrap();
+    assert!(other.address.0 >= whole.0 + 6, "{other:?}");
+    let remap =
+        Remap { from: part(1, 2).begin, to: ArenaAddress(whole.0 + 8), length: Granules(2) };
+    assert_eq!((other.remaps, other.host_waits), (vec![remap], vec![used(1, 7), used(0, 9)]));
+    let full = arena.take_part(part(1, 2), stream(0), |_| false).unwrap_err();
+    assert_eq!((full.asked, full.free), (Granules(2), Granules(0)));
+    assert_eq!(arena.give(other.address, &[]), Granules(4));
+    let back = arena.take_part(part(1, 2), stream(0), |_| true).unwrap();
+    assert_eq!(back.remaps.iter().map(|remap| remap.length.0).sum::<u32>(), 2);
+    assert_eq!(arena.give(whole, &[]), Granules(6));
+    assert_eq!(arena.free(), Granules(8));
+}
+
+#[test]
+#[should_panic(expected = "no part of an allocation")]
+fn a_part_that_nobody_has_is_a_bug_of_the_caller() {
+    let mut arena = GpuArena::new(Granules(8));
+    let placement = arena.take(Granules(2), stream(0), |_| false).unwrap();
+    arena.give_part(ArenaRange { begin: placement.address, length: Granules(3) }, &[]);
 }
 
 #[test]

@@ -7,6 +7,7 @@
 use super::sample::{bandwidth, byte_ticks, lanes, thin, time_ticks};
 use super::{Report, TransferSpan, text};
 use crate::migration::{Ending, MemorySample, MigrationDirection};
+use crate::simulate::{CauseSpan, TimeCause};
 use crate::units::{Bandwidth, Bytes, Nanos};
 use std::fmt::Write;
 
@@ -16,6 +17,7 @@ pub(super) const WIDTH: u64 = 100_000;
 const MEMORY_HEIGHT: u64 = 300;
 const RATE_HEIGHT: u64 = 120;
 const STALL_HEIGHT: u64 = 10;
+const CLOCK_HEIGHT: u64 = 16;
 const LANE_HEIGHT_MAX: u64 = 14;
 const LANES_HEIGHT_MAX: u64 = 120;
 
@@ -44,6 +46,9 @@ pub(super) fn render(report: &Report) -> String {
     memory_panel(report, &mut out);
     if !report.stalls.is_empty() {
         stall_panel(report, &mut out);
+    }
+    for (title, clock) in [("GPU", &report.clocks.gpu), ("thread", &report.clocks.thread)] {
+        clock_panel(report, title, clock, &mut out);
     }
     for (direction, label) in
         [(MigrationDirection::Out, "moved out"), (MigrationDirection::In, "moved in")]
@@ -116,10 +121,14 @@ fn stall_marks(report: &Report, height: u64, class: &str, out: &mut String) {
     out.push_str("\"/>");
 }
 
-/// Returns the stalls of the step, from x to x; stalls that touch there are one.
+/// Returns the stalls of the step, from x to x.
 fn stalled(report: &Report) -> Vec<(u64, u64)> {
     let at = |time| x(time, report.duration);
-    let mut spans: Vec<_> = report.stalls.iter().map(|it| (at(it.begin), at(it.end))).collect();
+    merged(report.stalls.iter().map(|it| (at(it.begin), at(it.end))).collect())
+}
+
+/// Returns spans from x to x of which those that touch are one.
+fn merged(mut spans: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     spans.sort_unstable();
     let mut merged: Vec<(u64, u64)> = Vec::new();
     for (from, to) in spans {
@@ -135,6 +144,28 @@ fn stalled(report: &Report) -> Vec<(u64, u64)> {
 fn stall_panel(report: &Report, out: &mut String) {
     open(report, out, "stalls", "stalls", STALL_HEIGHT, &[]);
     stall_marks(report, STALL_HEIGHT, "stall", out);
+    out.push_str(CLOSE);
+}
+
+/// A clock of the step: one path for each cause, as there may be tens of thousands of spans.
+fn clock_panel(report: &Report, title: &str, clock: &[CauseSpan], out: &mut String) {
+    if clock.is_empty() {
+        return;
+    }
+    open(report, out, "clock", title, CLOCK_HEIGHT, &[]);
+    let at = |time| x(time, report.duration);
+    for cause in TimeCause::ALL {
+        let of_cause = clock.iter().filter(|span| span.cause == cause);
+        let spans = merged(of_cause.map(|span| (at(span.begin), at(span.end))).collect());
+        if spans.is_empty() {
+            continue;
+        }
+        let _ = write!(out, "<path class=\"cause {}\" d=\"", cause.word());
+        for (from, to) in spans {
+            let _ = write!(out, "M{from},0H{}V{CLOCK_HEIGHT}H{from}Z", to.max(from + 1));
+        }
+        out.push_str("\"/>");
+    }
     out.push_str(CLOSE);
 }
 

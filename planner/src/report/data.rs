@@ -2,9 +2,10 @@
 
 use super::{Report, chart, sample, text};
 use crate::migration::{Ending, MigrationDirection, Target};
+use crate::simulate::CauseSpan;
 use serde::Serialize;
 
-/// Limit of ops that are named on hover: of more, the longest are.
+/// Limit of ops that are named on hover, and of a clock's spans: of more, the longest are.
 const OPS_MAX: usize = 20_000;
 
 /// Rows are arrays, not objects: a page may hold tens of thousands of them.
@@ -22,6 +23,8 @@ struct Data<'a> {
     transfers: Vec<(usize, TransferRow<'a>)>,
     /// Begin, end, op, what it waited for.
     stalls: Vec<(u64, u64, &'a str, &'a str)>,
+    /// Begin, end, cause: of the GPU, of the program's thread.
+    clocks: [Vec<(u64, u64, &'static str)>; 2],
 }
 
 #[derive(Serialize)]
@@ -40,16 +43,7 @@ struct TransferRow<'a> {
 /// The data as text that can stand inside a script element.
 pub(super) fn render(report: &Report) -> String {
     let memory = sample::thin(&report.memory, report.duration);
-    let mut longest: Vec<usize> = (0..report.ops.len()).collect();
-    if longest.len() > OPS_MAX {
-        let length = |index: &usize| {
-            let op = &report.ops[*index];
-            std::cmp::Reverse(op.end.0.saturating_sub(op.begin.0))
-        };
-        longest.sort_by_key(length);
-        longest.truncate(OPS_MAX);
-        longest.sort_unstable();
-    }
+    let longest = longest(&report.ops, |op| op.end.0.saturating_sub(op.begin.0));
     let op = |index: usize| {
         let op = &report.ops[index];
         (op.begin.0, op.end.0, op.name.as_str())
@@ -67,10 +61,30 @@ pub(super) fn render(report: &Report) -> String {
             .iter()
             .map(|s| (s.begin.0, s.end.0, s.op.as_str(), s.waited_for.as_str()))
             .collect(),
+        clocks: [&report.clocks.gpu, &report.clocks.thread].map(|spans| clock(spans)),
     };
     let json = serde_json::to_string(&data).expect("numbers and strings always serialize");
     // A name must not end the script element, nor open a comment in it.
     json.replace('<', "\\u003c").replace('\u{2028}', "\\u2028").replace('\u{2029}', "\\u2029")
+}
+
+/// Returns the indices of the longest, in order.
+fn longest<T>(of: &[T], length: impl Fn(&T) -> u64) -> Vec<usize> {
+    let mut longest: Vec<usize> = (0..of.len()).collect();
+    if longest.len() > OPS_MAX {
+        longest.sort_by_key(|index| std::cmp::Reverse(length(&of[*index])));
+        longest.truncate(OPS_MAX);
+        longest.sort_unstable();
+    }
+    longest
+}
+
+fn clock(spans: &[CauseSpan]) -> Vec<(u64, u64, &'static str)> {
+    let row = |index: usize| {
+        let span = &spans[index];
+        (span.begin.0, span.end.0, span.cause.name())
+    };
+    longest(spans, |span| span.length().0).into_iter().map(row).collect()
 }
 
 fn transfer(report: &Report, index: usize) -> TransferRow<'_> {

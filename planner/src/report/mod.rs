@@ -13,6 +13,7 @@ mod simulated;
 pub mod text;
 
 use crate::migration::{Ending, MemorySample, MigrationDirection, Target};
+use crate::simulate::StepClocks;
 use crate::tidelog::PlanPrice;
 use crate::trace::StorageKind;
 use crate::units::{Bandwidth, Bytes, Nanos};
@@ -42,6 +43,8 @@ pub struct Report {
     pub transfers: Vec<TransferSpan>,
     /// Every wait of an op for a migration.
     pub stalls: Vec<Stall>,
+    /// Clocks of the GPU and of the program's thread, if known.
+    pub clocks: StepClocks,
     /// Read rate of the SSDs, if known.
     pub read_limit: Option<Bandwidth>,
     /// Write rate of the SSDs, if known.

@@ -67,6 +67,10 @@
     line(time(at), "b");
     if (stall) line(`${stall[2]} waits ${time(stall[1] - stall[0])} for ${stall[3]}`, "span", "stalled");
     else if (op) line(op[2]);
+    for (const [name, rows] of [["the GPU", data.clocks[0]], ["the thread", data.clocks[1]]]) {
+      const span = within(last(rows, at), at);
+      if (span) line(`${name}: ${span[2]}, ${time(span[1] - span[0])}`);
+    }
     if (sample) {
       line(`${bytes(sample[1] + sample[2] + data.staging)} of ${bytes(data.budget)} held`);
       if (sample[2] > 0) line(`${bytes(sample[2])} of it moving`);

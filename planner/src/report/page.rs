@@ -2,6 +2,7 @@
 
 use super::{Report, chart, data, text};
 use crate::migration::{MigrationDirection, Target};
+use crate::simulate::TimeCause;
 use crate::tidelog::PlanPrice;
 use crate::trace::StorageKind;
 use crate::units::Bytes;
@@ -61,6 +62,7 @@ pub(super) fn render(report: &Report) -> String {
     }
     out.push_str("</section>\n<div class=\"columns\">");
     times(report, &mut out);
+    causes(report, &mut out);
     prices(report, &mut out);
     budgets(report, &mut out);
     written(report, &mut out);
@@ -145,7 +147,13 @@ fn legend(report: &Report, out: &mut String) {
         |kind: &StorageKind| report.transfers.iter().any(|transfer| transfer.kind == *kind);
     let kinds = StorageKind::ALL.into_iter().filter(has_transfers);
     let moved = kinds.map(|kind| entry(&format!("bar {}", class_of(kind)), &kind.to_string()));
-    for (title, entries) in [("memory", memory), ("moved", moved.collect())] {
+    let clocks = [&report.clocks.gpu, &report.clocks.thread].map(|clock| clock.iter());
+    let seen: Vec<TimeCause> = clocks.into_iter().flatten().map(|span| span.cause).collect();
+    let causes = TimeCause::ALL.into_iter().filter(|cause| seen.contains(cause));
+    let causes = causes.map(|cause| entry(&format!("cause {}", cause.word()), cause.name()));
+    for (title, entries) in
+        [("memory", memory), ("clocks", causes.collect()), ("moved", moved.collect())]
+    {
         if !entries.is_empty() {
             let _ =
                 write!(out, "<ul class=\"legend\"><li class=\"group\">{title}</li>{entries}</ul>");
@@ -165,6 +173,26 @@ fn times(report: &Report, out: &mut String) {
     for (name, time) in rows {
         let class = if name == step.0 { "resident" } else { "moving" };
         meter_row(out, [name, &text::time(time), ""], (class, time.0, report.duration.0));
+    }
+    out.push_str("</table></section>");
+}
+
+/// Writes what took the step's time: on the GPU, or on the thread that computes.
+fn causes(report: &Report, out: &mut String) {
+    let (computes, what) = match (&report.clocks.gpu, &report.clocks.thread) {
+        (gpu, _) if !gpu.is_empty() => ("the GPU", "kernels"),
+        (_, thread) if !thread.is_empty() => ("the program's thread", "computing"),
+        _ => return,
+    };
+    let _ =
+        write!(out, "<section><h2>What took the time of {computes}</h2><table class=\"written\">");
+    let causes = report.clocks.causes();
+    let rows = TimeCause::ALL.into_iter().zip(causes).filter(|(_, time)| time.0 > 0);
+    for (cause, time) in rows {
+        let name = if cause == TimeCause::Kernels { what } else { cause.name() };
+        let part = text::percent(time.0, report.duration.0);
+        let class = format!("cause {}", cause.word());
+        meter_row(out, [name, &text::time(time), &part], (&class, time.0, report.duration.0));
     }
     out.push_str("</table></section>");
 }

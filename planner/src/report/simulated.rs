@@ -22,6 +22,7 @@ pub fn simulated(trace: &Trace, machine: &Machine, simulation: &Simulation) -> R
         ops: ops(trace, simulation),
         transfers: transfers(trace, simulation),
         stalls: stalls(trace, simulation),
+        clocks: simulation.gpu.as_ref().map(|step| step.clocks.clone()).unwrap_or_default(),
         read_limit: Some(machine.ssd.read),
         write_limit: Some(machine.ssd.write),
         written: written(trace, simulation),

@@ -220,3 +220,24 @@ fn an_empty_report_is_still_a_page() {
 fn the_same_report_gives_the_same_bytes() {
     assert_eq!(report().to_html(), report().to_html());
 }
+
+#[test]
+fn both_clocks_are_drawn_and_their_causes_named() {
+    use crate::simulate::{CauseSpan, StepClocks, TimeCause};
+    let span = |begin, end, cause| CauseSpan { begin: Nanos(begin), end: Nanos(end), cause };
+    let thread = vec![span(0, 1_500_000, TimeCause::Dispatch)];
+    let gpu = vec![
+        span(0, 500_000, TimeCause::Kernels),
+        span(500_000, 1_500_000, TimeCause::CopiesIn),
+        span(1_500_000, 2_000_000, TimeCause::Kernels),
+    ];
+    let page = Report { clocks: StepClocks { gpu, thread: thread.clone() }, ..report() }.to_html();
+    assert_eq!(page.matches("class=\"panel clock\"").count(), 2);
+    assert!(page.contains("<path class=\"cause copies_in\" d=\"M25000,0H75000V16H25000Z\"/>"));
+    assert!(page.contains("What took the time of the GPU"));
+    assert!(page.contains("<tr><th>copies in</th><td class=\"number\">1.00 ms</td>"));
+    let host = Report { clocks: StepClocks { gpu: Vec::new(), thread }, ..report() }.to_html();
+    assert_eq!(host.matches("class=\"panel clock\"").count(), 1);
+    assert!(host.contains("What took the time of the program's thread"));
+    assert!(!report().to_html().contains("class=\"panel clock\""));
+}

@@ -11,6 +11,7 @@
 
 mod arena;
 mod caching;
+mod clocks;
 mod departing;
 mod engines;
 mod event;
@@ -30,11 +31,12 @@ use crate::plan::{Compiler, Expectation, Plan, PlanError, PlannedBytes};
 use crate::residency::{BudgetRefusal, Stats, TransferFailure};
 use crate::trace::{PlanStorage, Trace};
 use crate::units::{Bytes, Nanos, OpIndex};
+pub use clocks::{CauseSpan, StepClocks, TimeCause, laid_over};
 pub use gpu_runtime::{
     ChecksumStream, CompletionRule, CopyRates, EvictionAfter, GpuAllocator, GpuBehaviour, GpuCosts,
     GpuRuntime,
 };
-pub use gpu_step::{GpuStep, StepCounts, TimeCause};
+pub use gpu_step::{GpuStep, StepCounts};
 use run::SimulationRun;
 use std::sync::Arc;
 

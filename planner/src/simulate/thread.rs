@@ -3,14 +3,15 @@
 
 use super::arena::{SimulatedArena, SimulatedStream};
 use super::caching::{CachingAllocator, DriverCalls, Place};
+use super::clocks::{CauseSpan, TimeCause};
 use super::departing::{DepartingBlock, DepartingBlocks};
 use super::event::{SimulatedEvent, SimulatedEvents};
 use super::gpu::CopyWait;
 use super::gpu_runtime::{CompletionRule, EvictionAfter, GpuAllocator, GpuRuntime};
-use super::gpu_step::{StepCounts, ThreadSpan, TimeCause};
+use super::gpu_step::StepCounts;
 use crate::migration::MigrationDirection;
 use crate::residency::StorageId;
-use crate::units::Bytes;
+use crate::units::{Bytes, Nanos};
 use std::collections::{HashMap, VecDeque};
 
 /// Last events of a storage in streams.
@@ -97,7 +98,7 @@ pub(super) struct ProgramThread {
     pub(super) last_launched: Option<SimulatedEvent>,
     /// Waits of the next kernel because of its memory.
     waits: Vec<CopyWait>,
-    spans: Vec<ThreadSpan>,
+    spans: Vec<CauseSpan>,
     pub(super) counts: StepCounts,
 }
 
@@ -132,12 +133,12 @@ impl ProgramThread {
         self.counts = StepCounts::default();
     }
 
-    pub(super) fn spans(&self) -> &[ThreadSpan] {
+    pub(super) fn spans(&self) -> &[CauseSpan] {
         &self.spans
     }
 
     /// Notes what a part of its time was.
-    pub(super) fn note(&mut self, span: ThreadSpan) {
+    pub(super) fn note(&mut self, span: CauseSpan) {
         if span.begin >= span.end {
             return;
         }
@@ -150,7 +151,7 @@ impl ProgramThread {
     /// Notes that from `now` on it does something that takes so long, and returns when it ends.
     pub(super) fn spend(&mut self, now: u64, cause: TimeCause, nanos: u64) -> u64 {
         let end = now + nanos;
-        self.note(ThreadSpan { begin: now, end, cause });
+        self.note(CauseSpan { begin: Nanos(now), end: Nanos(end), cause });
         end
     }
 

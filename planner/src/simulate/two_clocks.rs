@@ -3,9 +3,10 @@
 
 use super::OpStall;
 use super::caching::DriverCalls;
+use super::clocks::{CauseSpan, TimeCause};
 use super::event::SimulatedEvent;
 use super::gpu::{KernelBegin, LaunchedKernel};
-use super::gpu_step::{GpuStep, ThreadSpan, TimeCause, waited_for_transfer};
+use super::gpu_step::{GpuStep, waited_for_transfer};
 use super::links::{CompletedTransfer, LinkId, LinkTransfer};
 use super::world::World;
 use crate::migration::MigrationDirection;
@@ -30,7 +31,8 @@ impl World<'_> {
         self.links.advance(self.now);
         let (Some(thread), Some(engines)) = (&self.thread, self.links.engines()) else { return };
         let spans = engines.gpu.spans(self.now);
-        self.result.gpu = Some(GpuStep::explained(&spans, thread.spans(), thread.counts));
+        let began = self.now - self.since_origin(self.now).0;
+        self.result.gpu = Some(GpuStep::explained(began, &spans, thread.spans(), thread.counts));
         let known: HashMap<OpIndex, Option<PlanStorage>> =
             self.result.stalls.iter().map(|stall| (stall.op, stall.waited_for)).collect();
         let mut begins = vec![None; self.trace.ops.len()];
@@ -115,7 +117,7 @@ impl World<'_> {
             && at > self.now
             && let Some(thread) = &mut self.thread
         {
-            thread.note(ThreadSpan { begin: self.now, end: at, cause });
+            thread.note(CauseSpan { begin: Nanos(self.now), end: Nanos(at), cause });
             self.now = at;
         }
     }

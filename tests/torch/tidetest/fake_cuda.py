@@ -182,10 +182,10 @@ class FakeCuda:
         for name in ("_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool", "_cuda_releasePool"):
             monkeypatch.setattr(torch.cuda.memory, name, lambda device, pool: None)
         monkeypatch.setattr(_device, "choose", lambda device, model: Gpu())
-        allocate, use, free = _arena.functions()
+        allocate, use, free, *parts = _arena.functions()
         self.guard.guard_arena(ctypes.c_void_p(allocate), ctypes.c_void_p(free))
         seen = ctypes.cast(self.guard.guard_arena_allocate, ctypes.c_void_p).value
-        monkeypatch.setattr(_arena, "functions", lambda: (seen, use, free))
+        monkeypatch.setattr(_arena, "functions", lambda: (seen, use, free, *parts))
 
     @property
     def stream(self):

@@ -6,6 +6,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstring>
@@ -34,6 +35,8 @@ struct Cuda {
     int (*cuCtxSynchronize)();
     void (*fake_reach)(void *, unsigned, const void *);
     void (*fake_give)(const void *, uint64_t, size_t);
+    int (*cuEventElapsedTime)(float *, void *, void *);
+    bool (*fake_is_clocked)();
 } cuda;
 
 std::atomic<void *> current{nullptr}, deaf{nullptr};  // streams: that ops are launched on, and one that never waits
@@ -124,8 +127,13 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     }
     void synchronizeDevice(const DeviceIndex) const override { without_gil(cuda.cuCtxSynchronize); }
 
-    /* Every op takes the same time by its clock: `Event.OP_MILLISECONDS`. */
-    double elapsedTime(void *, void *, const DeviceIndex) const override { return 3.0; }
+    /* By the fake's clock. Where that does not run, every op takes the same time: `Event.OP_MILLISECONDS`. */
+    double elapsedTime(void *begin, void *end, const DeviceIndex) const override {
+        if (!cuda.fake_is_clocked()) return 3.0;
+        float milliseconds;
+        require(cuda.cuEventElapsedTime(&milliseconds, begin, end));
+        return milliseconds;
+    }
 
     void recordDataPtrOnStream(const c10::DataPtr &memory, const Stream &stream) const override {
         std::lock_guard lock(mutex);
@@ -147,6 +155,7 @@ std::atomic<bool> fills{false};
 /* The bridge's arena, where a block has one. */
 int (*arena_allocates)(uint64_t, uint64_t, void *, void *, uint64_t *) = nullptr;
 int (*arena_frees)(uint64_t, const uint64_t *, size_t, void *) = nullptr;
+std::atomic<unsigned> arena_takes{0};
 c10::Allocator *beneath = nullptr;  // that of before
 auto &blocks = *new std::unordered_map<void *, Block>;  // with `mutex`
 
@@ -209,6 +218,7 @@ void guard_begin(const char *path) {
     FIND(cuStreamCreate), FIND(cuStreamWaitEvent), FIND(cuStreamSynchronize), FIND(cuEventCreate);
     FIND(cuEventDestroy_v2), FIND(cuEventRecord), FIND(cuEventQuery), FIND(cuEventSynchronize);
     FIND(cuCtxSynchronize), FIND(fake_reach), FIND(fake_give);
+    FIND(cuEventElapsedTime), FIND(fake_is_clocked);
 #undef FIND
     static c10::impl::DeviceGuardImplRegistrar registrar(KIND, new Guard);
     std::lock_guard lock(mutex);
@@ -233,14 +243,19 @@ bool guard_has_told(const void *memory, void *stream) {
     return told.count({memory, stream}) != 0;
 }
 
-/* The arena's functions. What it gives to an op is looked at by `guard_arena_allocate`, as the op is computed at once. */
+/* The arena's functions. What it gives to an op is looked at by `guard_arena_allocate`, as the op is computed at once; not
+ * where a clock runs: copies would be over before their time. */
 void guard_arena(decltype(arena_allocates) allocates, decltype(arena_frees) frees) {
     arena_allocates = allocates, arena_frees = frees;
 }
 
+/* From here on it takes so long. */
+void guard_arena_takes(unsigned microseconds) { arena_takes = microseconds; }
+
 int guard_arena_allocate(uint64_t arena, uint64_t size, void *waits, void *uses, uint64_t *address) {
     int code = arena_allocates(arena, size, waits, uses, address);
-    if (code != 1 || waits != uses) return code;
+    if (arena_takes) usleep(arena_takes);
+    if (code != 1 || waits != uses || cuda.fake_is_clocked()) return code;
     cuda.fake_give(waits, *address, size);
     memset(reinterpret_cast<void *>(*address), 0xA5, size);
     return code;

@@ -86,6 +86,10 @@ class Lagging(Beneath):
             self._waiting.popleft()
         return result
 
+    def let_go(self):
+        """Kernels hold their memory no longer, whether they have had their turn or not: torch's do not."""
+        self._waiting.clear()
+
     def forget(self):
         """Every kernel has its turn, and holds no memory any more."""
         torch.cuda.synchronize()

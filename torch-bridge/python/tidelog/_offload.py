@@ -265,7 +265,7 @@ def offload(
     if resume is not None and model is None:
         raise Error(f"resume={resume!r} needs the model that is to go on: pass it, and its optimizer.")
     if allocator == "arena":
-        _refuse_beside_arena(place, parts)
+        _refuse_arena_of_host(place)
     if blocks is not None and recompute != "best":
         raise Error(f'blocks= is for recompute="best", and recompute={recompute!r}.')
     if what == "activations":
@@ -325,15 +325,10 @@ def _refuse_beside_activations(updates: UpdatesName, parts: PartsName) -> None:
             raise Error(f'{name}={value!r} is of no use with what="activations": {why}. Leave it out.')
 
 
-def _refuse_beside_arena(place: "_device.Host", parts: PartsName) -> None:
+def _refuse_arena_of_host(place: "_device.Host") -> None:
     """Refuses an arena where there is none."""
     if not place.option:
         raise Error("allocator=\"arena\" is for a GPU's memory, and the budget is of the host's. Leave it out.")
-    if parts != "whole":
-        raise Error(
-            f'allocator="arena" and parts={parts!r} do not go together yet: memory of an arena is given back whole. '
-            "Leave one out."
-        )
 
 
 def _bytes_beside(

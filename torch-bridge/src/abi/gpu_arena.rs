@@ -131,6 +131,51 @@ pub unsafe extern "C" fn tide_gpu_arena_free(
     })
 }
 
+/// Frees the memory of a part of the allocation at `address`: `length` bytes from `begin` on. Its
+/// addresses stay the allocation's, and nobody uses them until `tide_gpu_arena_allocate_part`. The
+/// memory is given out again behind the event `behind`; null: at once. Returns whether an arena has
+/// such a part: 1, or 0. A part begins and ends at multiples of 2 MiB, or where the allocation
+/// does.
+///
+/// # Safety
+/// `behind` is null or an event of CUDA's that is recorded and open. Nobody uses the part's memory
+/// but what is before it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_gpu_arena_free_part(
+    address: u64,
+    begin: u64,
+    length: u64,
+    behind: *mut c_void,
+) -> i32 {
+    boundary(|| {
+        let Some(arena) = gpu_arena_at(address) else { return Ok(false) };
+        // SAFETY: by this function's contract.
+        unsafe { arena.free_part(address, begin..begin.saturating_add(length), behind) };
+        Ok(true)
+    })
+}
+
+/// Allocates memory for a part that has freed it. Returns 1; 0 where the arena has no room, or no
+/// such part. It may be written by what is put into the stream `waits` from here on, which waits on
+/// the GPU for what uses the memory still.
+///
+/// # Safety
+/// `waits` is null or a `CUstream` that is open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_gpu_arena_allocate_part(
+    address: u64,
+    begin: u64,
+    length: u64,
+    waits: *mut c_void,
+) -> i32 {
+    boundary(|| {
+        let Some(arena) = gpu_arena_at(address) else { return Ok(false) };
+        let part = begin..begin.saturating_add(length);
+        // SAFETY: by this function's contract.
+        Ok(unsafe { arena.allocate_part(address, part, foreign(waits)) })
+    })
+}
+
 /// Writes figures of an arena to `buffer`, as JSON, in bytes: `capacity`, what it may have;
 /// `reserved`, what it has of the driver's; `allocated` and `requested`, what is allocated of that,
 /// with and without rounding; since it was opened: `allocations` and those that were `declined`,

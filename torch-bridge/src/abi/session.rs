@@ -7,6 +7,7 @@ use tidelog_engine::pool::Pool;
 
 use tidelog_planner::recompute::CheckpointedRegion;
 use tidelog_planner::residency::{OpUse, StorageId};
+use tidelog_planner::simulate::TimeCause;
 use tidelog_planner::trace::StorageKind;
 
 use super::drive::{OpenSession, driven, wait_driven};
@@ -18,7 +19,7 @@ use super::{
 use crate::error::Failure;
 use crate::executor::{
     OpCall, PART_NUMBERS, PlannerPolicy, Readiness, STORAGES_MAX, Session, SessionConfig,
-    StorageBirth,
+    StorageBirth, ToldSpan,
 };
 use crate::memory::{CallerMemory, MemoryAction, MemoryRequest, PartState, RequestedBytes};
 use crate::pool::PoolConfig;
@@ -142,6 +143,40 @@ const _: () = assert!(TIDE_PART_NUMBERS == PART_NUMBERS);
 /// Flag in an element of `uses`: the op writes the storage.
 pub const TIDE_MODIFIES: u32 = 0x8000_0000;
 const _: () = assert!(STORAGES_MAX <= TIDE_MODIFIES);
+
+/// Cause of a span: kernels ran.
+pub const TIDE_TIME_KERNELS: u32 = 0;
+const _: () = assert!(TIDE_TIME_KERNELS == TimeCause::Kernels as u32);
+/// Cause of a span: it waited for a copy out, or for the memory of one.
+pub const TIDE_TIME_COPIES_OUT: u32 = 3;
+const _: () = assert!(TIDE_TIME_COPIES_OUT == TimeCause::CopiesOut as u32);
+/// Cause of a span: it waited for a copy in.
+pub const TIDE_TIME_COPIES_IN: u32 = 4;
+const _: () = assert!(TIDE_TIME_COPIES_IN == TimeCause::CopiesIn as u32);
+/// Cause of a span: the thread was in the allocator, or waited there.
+pub const TIDE_TIME_ALLOCATOR: u32 = 8;
+const _: () = assert!(TIDE_TIME_ALLOCATOR == TimeCause::Allocator as u32);
+/// Cause of a span of a GPU's: nothing was launched. What the thread did then is the cause.
+pub const TIDE_TIME_NOT_LAUNCHED: u32 = 255;
+
+/// Clock of a span: the GPU's.
+pub const TIDE_CLOCK_GPU: u32 = 0;
+/// Clock of a span: that of the thread that calls the session.
+pub const TIDE_CLOCK_THREAD: u32 = 1;
+
+/// Span of a step.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct tide_step_span {
+    /// Time at which it began: nanoseconds before it is reported.
+    pub began_ago: u64,
+    /// Time at which it ended: nanoseconds before it is reported.
+    pub ended_ago: u64,
+    /// `TIDE_TIME_...`
+    pub cause: u32,
+    /// `TIDE_CLOCK_...`
+    pub clock: u32,
+}
 
 /// Flag in the `storage` of a birth: its memory is not the framework's own and must stay.
 pub const TIDE_UNMOVABLE: u64 = 0x1_0000_0000;
@@ -684,6 +719,41 @@ pub unsafe extern "C" fn tide_session_durations(
         session.durations(durations);
         Ok(())
     })
+}
+
+/// Reports what the caller has seen of the last complete step, for `tide_session_stats` and
+/// `tide_session_report`: spans of each clock by time, without overlap. Those of a GPU say when
+/// kernels ran, when it waited, and when it had nothing to do.
+///
+/// # Safety
+/// `spans` has `count` items.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_session_step_spans(
+    session: u64,
+    spans: *const tide_step_span,
+    count: usize,
+) -> i32 {
+    with_session(session, |session| {
+        // SAFETY: by this function's contract.
+        let spans = unsafe { array_argument(spans, count, "spans") }?;
+        let told: Result<Vec<_>, _> = spans.iter().map(told).collect();
+        session.step_spans(&told?);
+        Ok(())
+    })
+}
+
+fn told(span: &tide_step_span) -> Result<ToldSpan, Failure> {
+    let &tide_step_span { began_ago, ended_ago, cause, clock } = span;
+    let cause = match cause {
+        TIDE_TIME_NOT_LAUNCHED => None,
+        _ => Some(*TimeCause::ALL.get(cause as usize).ok_or_else(|| {
+            Failure::invalid(format!(
+                "{cause} is no cause of a span: take a TIDE_TIME_... constant"
+            ))
+        })?),
+    };
+    let (began_ago, ended_ago) = (Duration::from_nanos(began_ago), Duration::from_nanos(ended_ago));
+    Ok(ToldSpan { began_ago, ended_ago, cause, of_thread: clock != TIDE_CLOCK_GPU })
 }
 
 /// The step follows the plan no longer: the caller saw that it does something else.

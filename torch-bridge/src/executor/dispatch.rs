@@ -24,7 +24,9 @@ use super::transfer::{StorageTransfer, TransferDirection};
 use super::transfers::{BackingStore, OrderedTransfer, QueuedRequest, TransferEnd, Transfers};
 use super::write_budget::{SessionWrites, WriteMeter, rated};
 use crate::error::{Failure, FailureKind};
-use crate::memory::{BYTES_MAX, CallerMemory, MemoryAction, MemoryRequest, RequestedBytes};
+use crate::memory::{
+    BYTES_MAX, CallerMemory, MemoryAction, MemoryPlace, MemoryRequest, RequestedBytes,
+};
 
 /// Next action of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +62,7 @@ pub(super) struct Executor {
 
 impl Executor {
     pub(super) fn new(machine: Residency, planning: Planning, store: Arc<BackingStore>) -> Self {
+        let has_gpu = matches!(store.place(), MemoryPlace::Gpu(_));
         Self {
             machine,
             storages: Storages::default(),
@@ -67,7 +70,7 @@ impl Executor {
             ops: Ops::default(),
             transfers: Transfers::new(store),
             planning,
-            history: History::default(),
+            history: History::new(has_gpu),
             write_budget: None,
             evicting: Vec::new(),
             in_hand: Vec::new(),
@@ -701,6 +704,15 @@ impl Executor {
             }
             Ok(None) => {}
             Err(message) => self.end(id, MigrationOutcome::Failed(FailureInfo { message })),
+        }
+    }
+
+    /// The caller has waited since then for a transfer, and saw one end or not.
+    pub(super) fn waited(&mut self, since: Instant, seen: Option<TransferEnd>) {
+        let ended = seen.as_ref().and_then(|end| Some((self.transfers.get(end.transfer)?, end.at)));
+        self.history.waited(since, ended);
+        if let Some(completion) = seen {
+            self.complete(completion);
         }
     }
 

@@ -29,6 +29,7 @@ mod transfers;
 mod write_budget;
 
 pub(crate) use dispatch::Readiness;
+pub(crate) use history::ToldSpan;
 pub(crate) use ops::OpCall;
 pub(crate) use parts::PART_NUMBERS;
 pub(crate) use planning::PlannerPolicy;

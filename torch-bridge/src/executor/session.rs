@@ -15,6 +15,7 @@ use tidelog_planner::trace::StorageKind;
 use tidelog_planner::units::Bytes;
 
 use super::dispatch::{Executor, Readiness};
+use super::history::ToldSpan;
 use super::ops::OpCall;
 use super::parts::Divisible;
 use super::planning::{LOOKAHEAD_OPS, LinkRates, PlannerPolicy, Planning};
@@ -339,6 +340,11 @@ impl Session {
         self.lock().planning.took(nanoseconds);
     }
 
+    /// Records what the caller has seen of the last complete step, by a GPU's clock and its own.
+    pub(crate) fn step_spans(&self, spans: &[ToldSpan]) {
+        self.lock().history.told(spans);
+    }
+
     pub(crate) fn settle(&self) -> Result<Readiness, Failure> {
         self.lock().advance(Executor::settle)
     }
@@ -354,18 +360,18 @@ impl Session {
 
     /// Waits for one completion at most `timeout`, without the lock, then looks again.
     pub(crate) fn wait(&self, timeout: Duration) -> Result<Readiness, Failure> {
-        if let Some(completion) = self.store.wait_completion(timeout) {
-            self.lock().complete(completion);
-        }
+        let since = Instant::now();
+        let seen = self.store.wait_completion(timeout);
+        self.lock().waited(since, seen);
         self.resume()
     }
 
     /// Takes the completions that there are or come at once, then looks again, and refuses what
     /// waits for asynchronous uses alone.
     pub(crate) fn wait_or_refuse(&self) -> Result<Readiness, Failure> {
-        if let Some(completion) = self.store.wait_completion(REFUSE_AFTER) {
-            self.lock().complete(completion);
-        }
+        let since = Instant::now();
+        let seen = self.store.wait_completion(REFUSE_AFTER);
+        self.lock().waited(since, seen);
         self.resume_or_refuse()
     }
 

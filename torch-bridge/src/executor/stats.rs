@@ -27,6 +27,7 @@ pub(super) fn figures(
         "made": store.made(),
         "totals": totals,
         "last_step": history.counters().last_step(),
+        "step_time": history.step_time(),
         "bytes_written": by_kind(history.counters().written()),
         "bytes_read": by_kind(history.counters().read()),
         "evictions": totals.evictions,

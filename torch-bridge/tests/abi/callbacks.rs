@@ -383,6 +383,38 @@ fn waits_are_short_and_end_where_the_caller_says_so() {
 }
 
 #[test]
+fn figures_say_what_took_a_steps_time() {
+    let caller = Caller::open("step-time", 2);
+    let step = |mark| assert_eq!(tide_session_step(caller.session(), mark), TIDE_READY);
+    step(1);
+    caller.act.set(|_, (name, _)| {
+        if name == "release" {
+            std::thread::sleep(Duration::from_millis(60));
+        }
+        TIDE_READY
+    });
+    assert_eq!(tide_session_evict(caller.session(), 0), TIDE_READY, "{}", last_error());
+    step(0);
+    let time = caller.framework.stats()["step_time"].clone();
+    assert_eq!((&time["clock"], &time["step"]), (&"thread".into(), &1.into()));
+    let of = |cause: &str| time["causes_ns"][cause].as_u64().unwrap();
+    let sum: u64 = time["causes_ns"].as_object().unwrap().keys().map(|cause| of(cause)).sum();
+    assert_eq!(Some(sum), time["time_ns"].as_u64(), "{time}");
+    assert!((60_000_000..).contains(&of("requests")) && of("copies_out") > 0, "{time}");
+
+    // A session without a GPU has no clock of one, and is told of none of its causes.
+    let span = |cause| tide_step_span { began_ago: 2, ended_ago: 1, cause, clock: TIDE_CLOCK_GPU };
+    let tell = |span: tide_step_span| {
+        // SAFETY: there is one.
+        unsafe { tide_session_step_spans(caller.session(), &raw const span, 1) }
+    };
+    assert_eq!(tell(span(TIDE_TIME_KERNELS)), TIDE_READY, "{}", last_error());
+    assert_eq!(tell(span(77)), TIDE_INVALID_ARGUMENT);
+    assert!(last_error().contains("77 is no cause"), "{}", last_error());
+    caller.end();
+}
+
+#[test]
 fn a_callback_may_close_the_session() {
     let caller = Caller::open("callback-closes", 2);
     caller.act.set(|caller, _| tide_session_close(caller.session()));

@@ -91,6 +91,7 @@ class SessionOptions(ctypes.Structure):
 
 
 # What `Session.attention` shows while the session is not open.
+_STEP_SPAN_BYTES = 24  # of `tide_step_span`
 _NOTHING_WAITS = memoryview(bytes(4)).cast("I")
 
 
@@ -124,6 +125,7 @@ SIGNATURES: Signatures = {
     "tide_session_wait": (_i32, [_u64, _u32]),
     "tide_session_set_callbacks": (_i32, [_u64, _pointer]),
     "tide_session_durations": (_i32, [_u64, _pointer, _size]),
+    "tide_session_step_spans": (_i32, [_u64, _pointer, _size]),
     "tide_session_leave_plan": (_i32, [_u64]),
     "tide_session_hold_plan": (_i32, [_u64, _i32]),
     "tide_session_use_parts": (_i32, [_u64]),
@@ -211,7 +213,7 @@ class Session:
             *(library.tide_session_sync, library.tide_session_resized, library.tide_session_modified),
             *(library.tide_session_pin, library.tide_session_async_use),
             *(library.tide_session_op_begin, library.tide_session_op_end),
-            *(library.tide_session_nest, library.tide_session_set_callbacks),
+            *(library.tide_session_nest, library.tide_session_set_callbacks, library.tide_session_divisible),
         )
         return self._handle, *(ctypes.cast(function, _pointer).value or 0 for function in functions)
 
@@ -295,6 +297,10 @@ class Session:
         """Reports the time of each op of the step that is about to end."""
         packed = array.array("Q", nanoseconds)
         self._library.tide_session_durations(self._flushed(), *packed.buffer_info())
+
+    def step_spans(self, spans: bytes) -> None:
+        """Reports what was seen of the last complete step, as spans of the C ABI one behind the other."""
+        self._library.tide_session_step_spans(self._flushed(), spans, len(spans) // _STEP_SPAN_BYTES)
 
     def leave_plan(self) -> None:
         """Leaves the plan for the rest of the step."""

@@ -222,9 +222,9 @@ class Tide:
             self._heap.make_way()
             self.session.open(self._settings.session)
             self.performer.connect()
-            self._use_parts()
             if self._settings.allocator == "arena":
                 self.device.use_arena(self.ledger.limit)
+            self._use_parts()
             self._set_write_budget(self._settings.write_budget)
         except BaseException as error:
             self._leave_ranks(error)
@@ -284,7 +284,7 @@ class Tide:
             return
         why = _parts.why_not(settings.device, settings.mode)
         if why is None:
-            self.ledger.maps_memory = settings.device.use_parts()
+            self.ledger.maps_memory, self.ledger.divides_from = settings.device.use_parts()
             self.session.use_parts()
             self.ledger.number_from(PART_NUMBERS)
         else:
@@ -625,6 +625,7 @@ class Tide:
 
     def stats(self) -> Stats:
         """Figures of the block so far, as a dict."""
+        self._tell_clock()
         stats = self.session.stats()
         stats["notices"] += self.steps.notices
         stats["dispatch"] = self._kernels.figures()
@@ -633,6 +634,11 @@ class Tide:
         stats["gpu_memory"], stats["host_heap"] = self._heap.figures(), self._heap.host_figures()
         stats["unmovable"] = self.ledger.unmovable()
         return stats
+
+    def _tell_clock(self) -> None:
+        """The session hears what the device's clock says of the last step."""
+        if self.session.is_open() and not self.session.forked:
+            self.steps.tell_clock()
 
     def last_step(self) -> StepFigures:
         """Figures of the last complete step: seconds, bytes_written, bytes_read, evictions,
@@ -653,6 +659,7 @@ class Tide:
 
     def report(self, path: StrPath) -> Report:
         """Writes the HTML report. What it returns is a path, and shows the page in a notebook."""
+        self._tell_clock()
         self.session.write_report(path)
         return Report(os.fspath(path))
 

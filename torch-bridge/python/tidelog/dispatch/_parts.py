@@ -17,7 +17,7 @@ from tidelog.memory._device import Host
 from tidelog.memory._heap import Cache, Heap
 from tidelog.memory._record import Storage, data_ptr
 from tidelog.native._built import native
-from tidelog.native._module import Ledger, Record
+from tidelog.native._module import Event, Ledger, Record
 
 _MARKS = {
     PartsState.RESIDENT: _record.SETTLED,
@@ -34,6 +34,7 @@ class MemoryInParts:
         self._aside: torch.UntypedStorage = native().without_memory(storage, size)
         self._is_aside = False  # whether that has the memory
         self._out: dict[int, int] = {}  # the parts that have no pages: where each begins, and its bytes
+        self._arrivals: dict[int, Event] = {}  # where a part that is coming begins -> behind which it may be written
         # Where a part begins that a device may touch -> the storage (and event), alive as long.
         self.moving: dict[int, Storage | tuple[Storage, object]] = {}
 
@@ -56,15 +57,29 @@ class MemoryInParts:
         """A part's pages are given back."""
         if not self._is_aside:
             native().swap(storage, self._aside, message, partial(setattr, self, "_is_aside", True))
-        self._device.decommit(self.address + begin, length)
+        self._device.decommit(self.address, begin, length)
         self._out[begin] = length
 
     def comes(self, begin: int, length: int) -> bool:
         """A part is about to be written. `False`: there is no memory for it."""
-        has_memory = self._device.recommit(self.address + begin, length)
-        if has_memory:
-            self._out.pop(begin, None)
-        return has_memory
+        if begin not in self._out:
+            return True  # it is asked for again
+        memory = self._device.recommit(self.address, begin, length)
+        if not memory:
+            return False
+        if not isinstance(memory, bool):
+            self._arrivals[begin] = memory
+        del self._out[begin]
+        return True
+
+    def arrival(self, begin: int) -> Event | None:
+        """Returns the event behind which a part that is coming may be written, if it has one of its own."""
+        return self._arrivals.get(begin)
+
+    def stays(self, begin: int) -> None:
+        """No transfer touches a part any more."""
+        self.moving.pop(begin, None)
+        self._arrivals.pop(begin, None)
 
     def is_back(self, storage: Storage) -> None:
         """All parts have come: the storage has its memory."""
@@ -86,10 +101,10 @@ class PartRequests:
 
     def after(self, record: Record, storage: Storage, begin: int) -> int:
         """The event after which the memory of a part that moves may be touched; 0: at once."""
-        event = self._device.streams.after()
+        assert record.parted is not None
+        event = record.parted.arrival(begin) or self._device.streams.after()
         if event is None:
             return 0
-        assert record.parted is not None
         record.parted.moving[begin] = storage, event
         return event.handle
 
@@ -117,7 +132,7 @@ class PartRequests:
         self._whole.await_loans(record)
         parted.leaves(storage, begin, length, record.guard())
         self._ledger.has_present(record, parted.present)
-        del parted.moving[begin]
+        parted.stays(begin)
 
     def allocate(self, record: Record, storage: Storage, length: int, begin: int) -> int:
         """Returns the bytes are coming. Returns the address, or 0."""
@@ -136,7 +151,7 @@ class PartRequests:
         """No transfer touches the part; `state` says where all of the storage's are."""
         parted: MemoryInParts | None = record.parted
         if parted is not None:
-            parted.moving.pop(begin, None)
+            parted.stays(begin)
         if state == PartsState.AWAY:
             return
         if record.state & _record.AWAY:

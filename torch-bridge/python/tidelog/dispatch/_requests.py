@@ -123,7 +123,10 @@ class Requests:
         self._ledger.make_room(size)
         fresh = self._device.divisible(size)
         if fresh is None:
-            return native().give(storage, size, record.guard())
+            address = native().give(storage, size, record.guard())
+            if self._ledger.divides_from and self._device.is_divisible(storage):
+                self._session.divisible(record.id)
+            return address
         address = data_ptr(fresh)
         native().swap(storage, fresh, record.guard(), bool)
         self._session.divisible(record.id)

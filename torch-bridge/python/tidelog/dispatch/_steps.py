@@ -24,6 +24,9 @@ from tidelog.storages._async_uses import AsyncUses
 from tidelog.output import _logging
 from tidelog.output._figures import Phase, SecondsOfAStep, StepFigures, Totals
 
+# A step that follows a plan is timed by the device's clock so often: two events an op, some 2 us of the thread's time.
+TIMED_EVERY = 16
+
 # Half of what is evicted at least where CUDA has no memory: a segment of torch's allocator (its kLargeBuffer).
 _ROOM_BYTES_MIN = 10 << 20
 
@@ -55,6 +58,7 @@ class Steps:
         self._rested = False  # whether the last step needed no migration at all
         self._pressed = False  # whether the budget was ever reached: then ops are looked at
         self._has_noticed = False  # what slows steps under a plan
+        self._unprofiled = 0  # steps so far whose ops are not profiled
         self._left = ""  # how the step that is open has left the plan
         self._last: SecondsOfAStep = {}
         self.paused_seconds = 0.0  # of all pauses that have ended
@@ -82,11 +86,20 @@ class Steps:
         if not ledger.quiet:
             self.place.next_op = 0
             self.place.follows = self.place.has_plan
+        if not self.place.profiles:
+            # The first step under a plan is not yet as the others.
+            if self._unprofiled % TIMED_EVERY == min(1, TIMED_EVERY - 1):
+                self.tell_clock()
+                self._device.streams.clock_begins()
+            self._unprofiled += 1
 
     def end(self, completed: bool, started: float) -> None:
         """A step that began at `started` (of `clock`) has ended; `completed`: by no exception."""
         self._rested = self._ledger.quiet
         self._ledger.end_quiet()
+        # Of the step before: the device has got to its end by now.
+        self.tell_clock()
+        self._device.streams.clock_ends()
         if not completed:
             # An exception is on its way, or the block ends: what came after the last step was none.
             self._left = ""
@@ -102,6 +115,11 @@ class Steps:
         self._session.step(StepMark.COMPLETE)
         self.judge_quiet()
         self._last = {"seconds": self.clock() - started}
+
+    def tell_clock(self) -> None:
+        """Passes on what the device's clock says of the last complete step, if that was timed."""
+        if spans := self._device.streams.clock_spans():
+            self._session.step_spans(spans)
 
     def await_device(self) -> None:
         """Waits until what was launched is done, for who times a step."""

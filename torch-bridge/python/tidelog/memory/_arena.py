@@ -29,6 +29,8 @@ SIGNATURES: Signatures = {
     "tide_gpu_arena_allocate": (_i32, [_u64, _u64, _pointer, _pointer, ctypes.POINTER(_u64)]),
     "tide_gpu_arena_use": (_i32, [_u64, _pointer]),
     "tide_gpu_arena_free": (_i32, [_u64, ctypes.POINTER(_u64), _size, _pointer]),
+    "tide_gpu_arena_free_part": (_i32, [_u64, _u64, _u64, _pointer]),
+    "tide_gpu_arena_allocate_part": (_i32, [_u64, _u64, _u64, _pointer]),
     "tide_gpu_arena_figures": (_size, [_u64, ctypes.c_char_p, _size]),
 }
 
@@ -43,12 +45,15 @@ def _library() -> Library:
     return library
 
 
-def functions() -> tuple[int, int, int]:
-    """Returns the addresses of the library's functions that allocate, note a use, and free."""
+def functions() -> tuple[int, ...]:
+    """Returns the addresses of the library's functions that allocate, note a use, and free, and of those that free and
+    allocate a part."""
     library: Any = _library()
-    called = (library.tide_gpu_arena_allocate, library.tide_gpu_arena_use, library.tide_gpu_arena_free)
-    allocate, use, free = (ctypes.cast(function, _pointer).value or 0 for function in called)
-    return allocate, use, free
+    called = (
+        *(library.tide_gpu_arena_allocate, library.tide_gpu_arena_use, library.tide_gpu_arena_free),
+        *(library.tide_gpu_arena_free_part, library.tide_gpu_arena_allocate_part),
+    )
+    return tuple(ctypes.cast(function, _pointer).value or 0 for function in called)
 
 
 class _CudaFunctions(ctypes.Structure):

@@ -15,8 +15,9 @@ from torch import nn
 from tidelog import _devices
 from tidelog._errors import Error
 from tidelog.memory import _arena, _heap, _kept, _mapped
-from tidelog.memory._record import Storage, resizable, unseen
+from tidelog.memory._record import Storage, nbytes, resizable, unseen
 from tidelog.native._built import native
+from tidelog.native._module import Event
 from tidelog.output._figures import ArenaFigures, StrPath
 
 _USUAL_POOL = (0, 0)  # the number of that which torch allocates from unless it is told otherwise
@@ -91,9 +92,10 @@ class Host:
     def use_arena(self, tensors_max: int) -> None:
         """Has torch's large blocks come from an arena in the next block, of `tensors_max` bytes."""
 
-    def use_parts(self) -> bool:
-        """Uses parts in the next block. Returns whether what comes back has memory of ours then, not of torch's."""
-        return False
+    def use_parts(self) -> tuple[bool, int]:
+        """Uses parts in the next block. Returns whether what comes back has memory of ours then, not of torch's, and
+        the bytes from which it has an arena's, where parts of that move."""
+        return False, 0
 
     def divisible(self, size: int) -> torch.UntypedStorage | None:
         """A storage whose memory can be given back in parts, where that of others cannot, and there are parts of this
@@ -107,13 +109,13 @@ class Host:
     def make_usual(self, storage: Storage) -> None:
         """A storage that is in memory has memory of torch's again, which can be resized."""
 
-    def decommit(self, address: int, length: int) -> None:
-        """A part is given back. Nobody reads it before it is written again."""
-        _kept.decommit(address, length)
+    def decommit(self, address: int, begin: int, length: int) -> None:
+        """Gives back a part of memory that begins at `address`. Nobody reads it before it is written again."""
+        _kept.decommit(address + begin, length)
 
-    def recommit(self, address: int, length: int) -> bool:
-        """The part is about to be written. `False`: there is no memory for it."""
-        _kept.recommit(address, length)
+    def recommit(self, address: int, begin: int, length: int) -> bool | Event:
+        """The part is about to be written, behind the event if there is one. `False`: there is no memory for it."""
+        _kept.recommit(address + begin, length)
         return True
 
     def reclaim(self) -> None:
@@ -165,7 +167,7 @@ class Gpu(Host):
     def at_work(self) -> Iterator[None]:
         # Backward runs on the thread that called it: others have no hook, and could not be asked to
         # wait.
-        if self._uses_parts:
+        if self._uses_parts and self._in_arena_max is None:
             self._mapped = _mapped.MappedMemory(self.option, self.dlpack_type, self.streams.after)
         if self._in_arena_max is not None:
             self._arena = _arena.Arena(self.option, self._in_arena_max, self.place, self._streams_of)
@@ -209,9 +211,9 @@ class Gpu(Host):
             return f"{self.device} gives memory back in pieces of {granule} bytes"
         return None
 
-    def use_parts(self) -> bool:
+    def use_parts(self) -> tuple[bool, int]:
         self._uses_parts = True
-        return True
+        return (True, 0) if self._in_arena_max is None else (False, _mapped.LEAST_BYTES)
 
     def divisible(self, size: int) -> torch.UntypedStorage | None:
         if self._mapped is None or size < _mapped.LEAST_BYTES:
@@ -219,22 +221,27 @@ class Gpu(Host):
         return self._mapped.storage(size)
 
     def is_divisible(self, storage: Storage) -> bool:
-        return self._mapped is not None and self._mapped.has(storage)
+        if self._mapped is None:
+            return self._uses_parts and nbytes(storage) >= _mapped.LEAST_BYTES and native().is_in_arena(storage)
+        return self._mapped.has(storage)
 
     def make_usual(self, storage: Storage) -> None:
-        if self.is_divisible(storage):
+        if self._mapped is not None and self._mapped.has(storage):
             self._await_launched()  # on any stream, which may write it
             _mapped.make_usual(storage)
             self._await_launched()  # any stream may be the next to use it
             self.reclaim()
 
-    def decommit(self, address: int, length: int) -> None:
-        assert self._mapped is not None
-        self._mapped.decommit(address, length)
+    def decommit(self, address: int, begin: int, length: int) -> None:
+        if self._mapped is None:
+            native().free_part_of_arena(address, begin, length, self.streams.after())
+        else:
+            self._mapped.decommit(address + begin, length)
 
-    def recommit(self, address: int, length: int) -> bool:
-        assert self._mapped is not None
-        return self._mapped.recommit(address, length)
+    def recommit(self, address: int, begin: int, length: int) -> bool | Event:
+        if self._mapped is None:
+            return native().allocate_part_of_arena(address, begin, length) or False
+        return self._mapped.recommit(address + begin, length)
 
     def reclaim(self) -> None:
         if self._mapped is not None:

@@ -72,6 +72,7 @@ class Ledger(Protocol):
     is_in_child: bool
     is_paused: bool
     maps_memory: bool
+    divides_from: int  # bytes from which parts of an arena's blocks move; 0: none do
     counts_writes: bool  # whether records say how often they were written
 
     def connect(self, access: object, when_full: Callable[[], None]) -> None: ...
@@ -173,6 +174,9 @@ class Streams(Protocol):
     def call_on(self, stream: int, function: Callable[[], object]) -> None: ...  # while that is the current one
     def await_others(self) -> None: ...  # what is launched next waits for all that was launched on other streams
     def durations(self) -> Sequence[int]: ...
+    def clock_begins(self) -> None: ...  # times the step that begins now, until `clock_ends`, by the device's clock
+    def clock_ends(self) -> None: ...
+    def clock_spans(self) -> bytes: ...  # of the last step that was timed, as the C ABI has them; empty: of none
 
 
 class Module(Protocol):
@@ -256,9 +260,12 @@ class Module(Protocol):
     def without_memory(self, like: Storage, size: int) -> Storage: ...
     def use_allocator(self, allocate: int, free: int) -> bool: ...
     def open_arena(
-        self, arena: int, least: int, functions: tuple[int, int, int], place: torch.device, streams_of: torch.device
+        self, arena: int, least: int, functions: tuple[int, ...], place: torch.device, streams_of: torch.device
     ) -> None: ...  # large blocks of torch's come from an arena of the library's, by its functions' addresses
     def close_arena(self) -> None: ...
     def pause_arena(self, on: bool) -> None: ...  # nothing comes from it, where there is one, until the opposite
+    def is_in_arena(self, storage: object) -> bool: ...  # whether its memory is a block of an arena's
+    def free_part_of_arena(self, address: int, begin: int, length: int, event: Event | None) -> None: ...  # behind it
+    def allocate_part_of_arena(self, address: int, begin: int, length: int) -> Event | None: ...  # behind which it is
     def arena_functions(self) -> tuple[int, int, int]: ...  # addresses, for torch's allocator of CUDA
     def arena_is_before(self, ended: int) -> None: ...  # the deleter of the allocator beneath

@@ -29,6 +29,7 @@ struct Block {
 
   void tell_heap() {
     if (allocated < TOLD_EVERY) return;
+    StepClock::Allocating allocating;
     checked(PyObject_CallOneArg(python.allocated.get(), to_python(allocated.exchange(0)).get()));
   }
 

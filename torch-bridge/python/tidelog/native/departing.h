@@ -49,7 +49,7 @@ class DepartingMemory {
     while (!blocks_.empty()) {
       const Block& oldest = blocks_.front();
       if (bytes_ > std::max<int64_t>(bytes, 0))
-        streams.fetched(oldest.read);
+        streams.fetched(oldest.read, TIDE_TIME_COPIES_OUT);
       else if (!oldest.read->query())
         return;
       bytes_ -= static_cast<int64_t>(oldest.size);

@@ -16,6 +16,7 @@
 #include <optional>
 #include <vector>
 
+#include "step_clock.h"
 #include "use_marks.h"
 
 namespace tidelog {
@@ -34,6 +35,8 @@ struct ArenaCalls {
   decltype(&tide_gpu_arena_allocate) allocate = nullptr;
   decltype(&tide_gpu_arena_use) use = nullptr;
   decltype(&tide_gpu_arena_free) free = nullptr;
+  decltype(&tide_gpu_arena_free_part) free_part = nullptr;
+  decltype(&tide_gpu_arena_allocate_part) allocate_part = nullptr;
 };
 
 class DeviceArena {
@@ -61,6 +64,8 @@ class DeviceArena {
   // A block that the current stream uses, and may write. Null: another allocator is to be asked.
   static c10::DataPtr allocate(size_t size) {
     if (!gives(size)) return null();
+    StepClock::Marked marked(TIDE_TIME_COPIES_OUT);  // the stream waits for who had the memory
+    StepClock::Allocating allocating;
     void* stream = handle_of(guard_->getStream(device_));
     return allocate(size, stream, stream);
   }
@@ -89,6 +94,17 @@ class DeviceArena {
     for (const c10::Stream& stream : streams) covered.push_back(reinterpret_cast<uint64_t>(handle_of(stream)));
     auto address = reinterpret_cast<uint64_t>(memory.release_context());
     calls_.free(address, covered.data(), covered.size(), event.eventId());
+  }
+
+  // Frees a part of a block that is used still, before an event. Null: nothing uses it.
+  static void free_part(uint64_t address, uint64_t begin, uint64_t length, const EventPtr& event) {
+    calls_.free_part(address, begin, length, event ? event->eventId() : nullptr);
+  }
+
+  // Allocates memory for a part of a block that was freed, for a copy: as `allocate_for_copy`. Null: there is none.
+  static EventPtr allocate_part(uint64_t address, uint64_t begin, uint64_t length) {
+    if (calls_.allocate_part(address, begin, length, handle_of(*arrivals_)) != 1) return nullptr;
+    return event_on(*arrivals_);
   }
 
   // Deleter of blocks, and of what the allocator beneath gives where torch has but the address.

@@ -87,6 +87,7 @@ class Kernel {
   std::invoke_result_t<Redispatch> carry_out(const Run& run, const Redispatch& redispatch) const {
     ++passed;
     At inside(Where::inside);
+    StepClock::Marked marked(TIDE_TIME_KERNELS);
     try {
       return redispatch();
     } catch (...) {

@@ -346,7 +346,7 @@ class Ledger {
     share(*record.impl);
     if (record.event && record.was_borrowed) {
       // An op of another thread may have been launched behind it.
-      streams_.fetched(record.event);
+      streams_.fetched(record.event, TIDE_TIME_COPIES_OUT);
       after(record);
     }
     bool is_plain =
@@ -468,6 +468,7 @@ class Ledger {
   int64_t random_state_bytes = 0;  // `Generator.set_state` reads the host's in C++, where nobody sees that: it stays
   bool asks_device = false;  // also of plain memory on the host: it may be locked by CUDA
   bool counts_writes = false;  // whether records say how often they were written
+  uint64_t divides_from = 0;  // bytes from which parts of an arena's blocks move; 0: none do
   bool maps_memory = false;  // what comes back has memory of Python's (`_mapped.py`), not of torch's
   bool is_performing = false;  // the session calls back
   bool is_paused = false;      // nothing comes back before the program says so

@@ -98,9 +98,7 @@ void learn_arrays(const py::object& array, const at::Tensor& tensor) {
 
 // The storage that this one is a slice of.
 std::optional<c10::Storage> whole_of(const c10::StorageImpl& storage) {
-  Record* record = Records::of(storage);
-  bool is_owner = record != nullptr && record->is_owner;
-  c10::StorageImpl* whole = Slices::whole_of(is_owner ? record->memory : Records::memory_of(storage));
+  c10::StorageImpl* whole = Slices::whole_of(Records::owned_memory_of(storage));
   if (whole == nullptr) return std::nullopt;
   return c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(whole));
 }
@@ -122,13 +120,15 @@ bool use_allocator(uint64_t allocate, uint64_t free) {
 }
 
 // Has blocks of torch's come from an arena. `addresses`: of the library's functions. `device` has the streams.
-void open_arena(uint64_t arena, uint64_t least, std::array<uint64_t, 3> addresses, c10::Device place,
+void open_arena(uint64_t arena, uint64_t least, std::array<uint64_t, 5> addresses, c10::Device place,
                 c10::Device device) {
-  auto [allocate, use, free] = addresses;
+  auto [allocate, use, free, free_part, allocate_part] = addresses;
   ArenaCalls calls;
   calls.allocate = reinterpret_cast<decltype(calls.allocate)>(allocate);
   calls.use = reinterpret_cast<decltype(calls.use)>(use);
   calls.free = reinterpret_cast<decltype(calls.free)>(free);
+  calls.free_part = reinterpret_cast<decltype(calls.free_part)>(free_part);
+  calls.allocate_part = reinterpret_cast<decltype(calls.allocate_part)>(allocate_part);
   DeviceArena::open(arena, least, calls, place, device);
   if (place.type() != c10::DeviceType::CUDA) ArenaInFront::install(place.type());
 }
@@ -210,6 +210,11 @@ PYBIND11_MODULE(_tidelog_native, m) {
   m.def("open_arena", open_arena);
   m.def("close_arena", close_arena);
   m.def("pause_arena", &DeviceArena::pause);
+  m.def("is_in_arena",
+        [](const c10::StorageImpl& storage) { return DeviceArena::has(Records::owned_memory_of(storage)); });
+  m.def("free_part_of_arena", &DeviceArena::free_part);
+  // It may wait for who has the memory.
+  m.def("allocate_part_of_arena", &DeviceArena::allocate_part, py::call_guard<py::gil_scoped_release>());
   m.def("arena_functions", arena_functions);
   m.def("arena_is_before",
         [](uintptr_t ended) { DeviceArena::set_beneath(reinterpret_cast<c10::DeleterFnPtr>(ended)); });

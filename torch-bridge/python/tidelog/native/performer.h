@@ -202,11 +202,16 @@ class Performer {
       address = reinterpret_cast<uint64_t>(Records::memory_of(*record.impl).get());
       return true;
     }
+    StepClock::Allocating allocating;
     try {
       address = ledger_.give(record, size, record.guard());
     } catch (const c10::OutOfMemoryError&) {
       return false;  // what is kept for later makes way first
     }
+    // Parts of it can be given back from here on.
+    if (ledger_.divides_from != 0 && size >= ledger_.divides_from &&
+        DeviceArena::has(Records::owned_memory_of(*record.impl)))
+      ledger_.calls().require(ledger_.calls().divisible(ledger_.calls().handle, static_cast<uint32_t>(record.number)));
     ledger_.mark(record, COMING);
     Records::begins(record, ledger_.streams().keep_storages());
     untold_ += static_cast<int64_t>(size);

@@ -215,6 +215,12 @@ class Records {
     return const_cast<c10::StorageImpl&>(storage)._mutable_data_ptr_no_checks();
   }
 
+  // Returns the memory that a storage has, which its record may own.
+  static const c10::DataPtr& owned_memory_of(const c10::StorageImpl& storage) {
+    Record* record = of(storage);
+    return record != nullptr && record->is_owner ? record->memory : memory_of(storage);
+  }
+
   // Makes a record own its storage's memory. A collective or another thread may read the address meanwhile: the storage
   // has it all the time.
   static void own(Record& record) {

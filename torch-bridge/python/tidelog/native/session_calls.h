@@ -22,7 +22,7 @@ struct SessionCalls {
       function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(address(calls.get(), ++place));
     };
     next(sync), next(resized), next(modified), next(pin), next(async_use);
-    next(op_begin), next(op_end), next(nest), next(set_callbacks);
+    next(op_begin), next(op_end), next(nest), next(set_callbacks), next(divisible);
   }
 
   // Raises the error of a status below zero: that of a callback, or the library's.
@@ -43,6 +43,7 @@ struct SessionCalls {
   decltype(&tide_session_op_end) op_end = nullptr;
   decltype(&tide_session_nest) nest = nullptr;
   decltype(&tide_session_set_callbacks) set_callbacks = nullptr;
+  decltype(&tide_session_divisible) divisible = nullptr;
 
  private:
   static uint64_t address(PyObject* calls, size_t place) {

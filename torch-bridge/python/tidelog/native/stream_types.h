@@ -28,6 +28,9 @@ inline void add_streams(py::module_& m) {
                          const py::object& function) { streams.call_on(stream, function.ptr()); })
       .def("await_others", &Streams::await_others)
       .def("durations", &Streams::durations)
+      .def("clock_begins", &Streams::clock_begins)
+      .def("clock_ends", &Streams::clock_ends)
+      .def("clock_spans", [](Streams& streams) { return py::bytes(streams.clock_spans()); })
       .def_property_readonly("copies", &Streams::copies)
       .def_readwrite("is_blind", &Streams::is_blind);
 }

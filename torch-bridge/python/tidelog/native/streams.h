@@ -47,8 +47,8 @@ class Streams {
   virtual EventPtr after_last(const LastUses&) { return nullptr; }
   // Frees a block of an arena's behind an event and the ops that may have used it. `event` may be null.
   virtual void free_behind(c10::DataPtr, EventPtr, const LastUses&) {}
-  // Makes uses of a fetched storage wait for an event.
-  virtual void fetched(EventPtr) {}
+  // Makes uses of a fetched storage wait for an event. `cause`: for which streams wait then.
+  virtual void fetched(EventPtr, uint32_t = TIDE_TIME_COPIES_IN) {}
   // All bytes that are on their way are there when this returns: something may use them that is not launched by an op.
   virtual void await_copies() {}
   // Forgets copies in a child of a fork: they are its parent's.
@@ -69,6 +69,12 @@ class Streams {
   virtual void op_ran() {}
   // The nanoseconds that each op took. Empty where the session's own clock is right.
   virtual std::vector<int64_t> durations() { return {}; }
+
+  // Times the step that begins now, until `clock_ends`, by the device's clock.
+  virtual void clock_begins() {}
+  virtual void clock_ends() {}
+  // The spans of the last step that was timed: `StepClock::spans`.
+  virtual std::string clock_spans() { return {}; }
 
   virtual size_t count() const { return 0; }
   // Returns the number of ended fetches whose bytes may be on their way.
@@ -127,8 +133,9 @@ class DeviceStreams final : public Streams {
     if (EventPtr all = behind(events)) DeviceArena::free_behind(std::move(memory), *all, known_);
   }
 
-  void fetched(EventPtr event) override {
+  void fetched(EventPtr event, uint32_t cause) override {
     if (event->query()) return;
+    StepClock::Marked marked(cause);
     copies_.push_back(event);
     for (const c10::Stream& stream : std::vector(known_)) event->block(stream);
     // They happen nearly in this order: what has happened behind one that is late stays, and holds nobody up.
@@ -147,6 +154,7 @@ class DeviceStreams final : public Streams {
   }
 
   void forget_copies() override {
+    StepClock::it().forget_in_child();
     new std::vector(std::exchange(copies_, {}));  // never destroyed: the events are the parent's, too
   }
 
@@ -197,6 +205,13 @@ class DeviceStreams final : public Streams {
     for (const Timed& each : timed)
       nanoseconds.push_back(each.ran ? static_cast<int64_t>(each.begin.elapsedTime(each.end) * 1e6) : 0);
     return nanoseconds;
+  }
+
+  void clock_begins() override { StepClock::it().begin(device_); }
+  void clock_ends() override { StepClock::it().end(); }
+  std::string clock_spans() override {
+    WithoutGil unlocked;
+    return StepClock::it().spans();
   }
 
   size_t count() const override { return known_.size(); }

@@ -188,6 +188,7 @@ inline void add_ledgers(py::module_& m) {
       .def_readwrite("is_in_child", &Ledger::is_in_child)
       .def_readonly("is_paused", &Ledger::is_paused)
       .def_readwrite("maps_memory", &Ledger::maps_memory)
+      .def_readwrite("divides_from", &Ledger::divides_from)
       .def_readwrite("counts_writes", &Ledger::counts_writes);
 }
 

@@ -136,6 +136,7 @@ class Kernel::Unusual {
   // -- the op itself ------------------------------------------------------------------------------------
 
   void launch() {
+    StepClock::Marked marked(TIDE_TIME_KERNELS);
     if (facts().has(IN_PYTHON)) return in_python();
     At inside(Where::inside);
     op_.run();

@@ -343,6 +343,16 @@ class Dispatch(TypedDict):
     requests_past_python: int  # to give memory and to take it, that were done in C++
 
 
+class StepTime(TypedDict):
+    """Time of a step by its causes, which docs/plan.md has."""
+
+    step: int  # its number
+    clock: str  # that computes: "gpu", or "thread" where tensors are the host's
+    time_ns: int
+    causes_ns: dict[str, int]  # of that clock: the sum is `time_ns`
+    thread_waited_ns: int  # that the program's thread waited for transfers, whether a GPU computed or not
+
+
 class Stats(TypedDict):
     """Figures of `Tide.stats`. What the pool says is None where it does not answer."""
 
@@ -363,6 +373,7 @@ class Stats(TypedDict):
     dispatch: Dispatch
     totals: Totals
     last_step: Totals
+    step_time: StepTime | None  # of the last complete step; with a GPU of the last that was timed
     bytes_written: dict[str, int]  # by what tensors are for
     bytes_read: dict[str, int]
     evictions: int

@@ -1,6 +1,7 @@
 //! History of a session: counters since the session was opened, and the details of the steps that a
 //! report shows.
 
+mod clocks;
 mod counters;
 mod pauses;
 mod recorder;
@@ -11,6 +12,7 @@ use std::time::Instant;
 use tidelog_gds::HostTierStats;
 use tidelog_planner::migration::Ending;
 use tidelog_planner::report::Report;
+use tidelog_planner::simulate::TimeCause;
 use tidelog_planner::trace::Trace;
 use tidelog_planner::units::Bytes;
 
@@ -20,6 +22,7 @@ use super::transfer::StorageTransfer;
 use pauses::{PauseNow, Pauses};
 use recorder::StepRecorder;
 
+pub(crate) use clocks::ToldSpan;
 pub(super) use counters::{BytesByKind, Counters};
 pub(super) use pauses::PauseTotals;
 
@@ -32,6 +35,8 @@ pub(super) struct History {
     stall: Option<OpenStall>,
     /// Time since when the caller has been handling requests.
     handing_out: Option<Instant>,
+    /// Time since when the caller has been waiting for a transfer, with looks in between.
+    waiting: Option<Instant>,
 }
 
 /// A call waits: from the first time it had to until it is ready.
@@ -42,6 +47,12 @@ struct OpenStall {
 }
 
 impl History {
+    /// Makes an empty history; `has_gpu`: of a session whose kernels run beside the program's
+    /// thread.
+    pub(super) fn new(has_gpu: bool) -> Self {
+        Self { recorder: StepRecorder::new(has_gpu), ..Self::default() }
+    }
+
     pub(super) fn step_begins(&mut self) {
         self.counters.step_begins();
         self.recorder.step_begins(Instant::now());
@@ -127,7 +138,9 @@ impl History {
     /// The caller comes back: what it did since it was given requests is the handling of transfers.
     pub(super) fn caller_returns(&mut self) {
         if let Some(since) = self.handing_out.take() {
-            self.counters.handled(since.elapsed());
+            let now = Instant::now();
+            self.counters.handled(now.saturating_duration_since(since));
+            self.spent(TimeCause::Requests, since, now);
         }
     }
 
@@ -139,8 +152,36 @@ impl History {
         }
     }
 
+    /// The caller has waited since then, for a transfer that ended at `at`; `None`: it has not seen
+    /// the end of what it waits for.
+    pub(super) fn waited(&mut self, since: Instant, ended: Option<(&StorageTransfer, Instant)>) {
+        let since = *self.waiting.get_or_insert(since);
+        let Some((transfer, at)) = ended else { return };
+        self.waiting = None;
+        let (now, at) = (Instant::now(), at.max(since));
+        self.spent(clocks::cause_of(transfer), since, at);
+        self.spent(TimeCause::WakeUps, at, now);
+    }
+
+    fn spent(&mut self, cause: TimeCause, since: Instant, until: Instant) {
+        if !self.pauses.is_open() {
+            self.recorder.spent(cause, since, until);
+        }
+    }
+
+    /// The caller says what it has seen of the last complete step.
+    pub(super) fn told(&mut self, spans: &[ToldSpan]) {
+        self.recorder.told(spans, Instant::now());
+    }
+
+    /// Returns what took the time of the last step of which that is known, as JSON.
+    pub(super) fn step_time(&self) -> Option<serde_json::Value> {
+        self.recorder.timed().map(clocks::figures)
+    }
+
     /// The caller need not wait, or not any more.
     pub(super) fn stall_ends(&mut self, op: Option<OpName<'_>>) {
+        self.waiting = None;
         if let Some(OpenStall { since, storage }) = self.stall.take()
             && !self.pauses.is_open()
         {

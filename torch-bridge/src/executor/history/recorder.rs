@@ -12,8 +12,10 @@ use tidelog_engine::schedule::Urgency;
 use tidelog_planner::migration::{Ending, MemorySample, MigrationDirection, Target};
 use tidelog_planner::report::TransferSpan;
 use tidelog_planner::residency::CopyKind;
+use tidelog_planner::simulate::{CauseSpan, StepClocks, TimeCause};
 use tidelog_planner::units::{Bytes, Nanos};
 
+use super::clocks::{self, ToldSpan};
 use super::counters::{BytesByKind, place_of};
 use crate::executor::storages::Label;
 use crate::executor::transfer::{self, StorageTransfer};
@@ -26,6 +28,10 @@ const ENTRIES_MAX: usize = 1 << 16;
 pub(super) struct StepRecorder {
     current: Option<RecordedStep>,
     last: Option<RecordedStep>,
+    /// The last one before that of which a GPU's clock is known.
+    timed: Option<RecordedStep>,
+    /// True if kernels compute beside the program's thread.
+    has_gpu: bool,
     begun: u64,
     /// Every op name that was seen, so that a span costs no copy of it.
     names: HashSet<Arc<str>>,
@@ -49,6 +55,10 @@ pub(super) struct RecordedStep {
     pub(super) written: BytesByKind,
     pub(super) clean_evictions: u64,
     pub(super) clean_bytes: u64,
+    /// Spans in which the thread waited for transfers or did what they needed of it.
+    thread: Vec<CauseSpan>,
+    /// The clocks, from the step's end on.
+    pub(super) clocks: StepClocks,
 }
 
 /// An op that was seen to run: its place in the step, if any, and when.
@@ -76,6 +86,11 @@ pub(super) struct Wait {
 }
 
 impl StepRecorder {
+    /// Makes a recorder; `has_gpu`: of steps whose kernels run beside the program's thread.
+    pub(super) fn new(has_gpu: bool) -> Self {
+        Self { has_gpu, ..Self::default() }
+    }
+
     pub(super) fn step_begins(&mut self, now: Instant) {
         self.begun += 1;
         self.current = Some(RecordedStep::new(self.begun, now));
@@ -88,7 +103,12 @@ impl StepRecorder {
         {
             step.duration = step.since_begin(now);
             step.complete = true;
-            self.last = Some(step);
+            let otherwise = if self.has_gpu { TimeCause::Dispatch } else { TimeCause::Kernels };
+            step.clocks.thread = clocks::of_thread(step.duration, &step.thread, otherwise);
+            let before = self.last.replace(step);
+            if let Some(timed) = before.filter(|step| !step.clocks.gpu.is_empty()) {
+                self.timed = Some(timed);
+            }
         }
     }
 
@@ -104,9 +124,33 @@ impl StepRecorder {
         self.begun
     }
 
-    /// The last complete step or, before there is one, the step that runs.
+    /// The last complete step or, before there is one, the step that runs; with a GPU the last of
+    /// which its clock is known, if there is one.
     pub(super) fn shown(&self) -> Option<&RecordedStep> {
-        self.last.as_ref().or(self.current.as_ref())
+        self.timed().or(self.last.as_ref()).or(self.current.as_ref())
+    }
+
+    /// The last complete step of which the clock is known that computes.
+    pub(super) fn timed(&self) -> Option<&RecordedStep> {
+        let last = self.last.as_ref();
+        last.filter(|step| !self.has_gpu || !step.clocks.gpu.is_empty()).or(self.timed.as_ref())
+    }
+
+    /// The caller says what it has seen of the last complete step.
+    pub(super) fn told(&mut self, spans: &[ToldSpan], now: Instant) {
+        if let Some(step) = &mut self.last
+            && let Some(clocks) = clocks::with_told(step, &step.clocks.thread, spans, now)
+        {
+            step.clocks = clocks;
+        }
+    }
+
+    /// The thread did something from `begin` to `end`.
+    pub(super) fn spent(&mut self, cause: TimeCause, begin: Instant, end: Instant) {
+        if let Some(step) = &mut self.current {
+            let (begin, end) = (step.since_begin(begin), step.since_begin(end));
+            push(&mut step.thread, CauseSpan { begin, end, cause }, &mut step.truncated);
+        }
     }
 
     /// Memory now: bytes at rest, bytes of storages on their way, bytes of all that lives.
@@ -227,7 +271,14 @@ impl RecordedStep {
             written: BytesByKind::default(),
             clean_evictions: 0,
             clean_bytes: 0,
+            thread: Vec::new(),
+            clocks: StepClocks::default(),
         }
+    }
+
+    /// Returns when it began.
+    pub(super) fn began(&self) -> Instant {
+        self.began
     }
 
     /// The part of the bytes that moved in the step, if they moved evenly from `from` to `to`.
@@ -238,7 +289,7 @@ impl RecordedStep {
     }
 
     /// Returns the time since the step's beginning, for events that came before it, too.
-    fn since_begin(&self, moment: Instant) -> Nanos {
+    pub(super) fn since_begin(&self, moment: Instant) -> Nanos {
         Nanos(moment.saturating_duration_since(self.began).as_nanos() as u64)
     }
 }
@@ -299,6 +350,53 @@ mod tests {
         recorder.step_begins(now);
         recorder.step_ends(true, now);
         assert_eq!(recorder.shown().unwrap().number, 3);
+    }
+
+    fn told(from: u64, to: u64, cause: Option<TimeCause>, of_thread: bool) -> ToldSpan {
+        let ago = |at| Duration::from_millis(100 - at);
+        ToldSpan { began_ago: ago(from), ended_ago: ago(to), cause, of_thread }
+    }
+
+    #[test]
+    fn a_gpus_clock_is_told_of_the_step_before() {
+        use TimeCause::{Allocator, CopiesIn, Dispatch, Kernels, Requests};
+        let (mut recorder, began) = (StepRecorder::new(true), Instant::now());
+        let at = |millis| began + Duration::from_millis(millis);
+        recorder.step_begins(began);
+        recorder.spent(Requests, at(20), at(40));
+        recorder.step_ends(true, at(90));
+        assert!(recorder.timed().is_none(), "nothing was told");
+        let spans = [
+            told(5, 10, Some(Kernels), false),
+            told(10, 50, None, false),
+            told(50, 60, Some(CopiesIn), false),
+            told(60, 95, Some(Kernels), false),
+            told(30, 40, Some(Allocator), true),
+        ];
+        recorder.step_begins(at(92));
+        recorder.told(&spans, at(100));
+        let clocks = &recorder.timed().unwrap().clocks;
+        let millis = |spans: &[CauseSpan]| -> Vec<_> {
+            let millis = |at: Nanos| at.0 / 1_000_000;
+            spans.iter().map(|it| (millis(it.begin), millis(it.end), it.cause)).collect()
+        };
+        let thread =
+            [(0, 20, Dispatch), (20, 30, Requests), (30, 40, Allocator), (40, 90, Dispatch)];
+        assert_eq!(millis(&clocks.thread), thread);
+        let gpu = [
+            (0, 10, Kernels),
+            (10, 20, Dispatch),
+            (20, 30, Requests),
+            (30, 40, Allocator),
+            (40, 50, Dispatch),
+            (50, 60, CopiesIn),
+            (60, 90, Kernels),
+        ];
+        assert_eq!(millis(&clocks.gpu), gpu);
+        // The next step is not timed: this one is shown. Of another step nothing is taken.
+        recorder.step_ends(true, at(180));
+        recorder.told(&spans, at(100));
+        assert_eq!((recorder.shown().unwrap().number, recorder.timed().unwrap().number), (1, 1));
     }
 
     #[test]

@@ -28,6 +28,7 @@ pub(super) fn show(step: Option<&RecordedStep>, planned: Option<&Trace>, report:
     report.ops = step.ops.iter().map(op_span).collect();
     report.transfers = step.transfers.iter().map(|moved| words.span(moved)).collect();
     report.stalls = step.stalls.iter().map(|waited| words.stall(waited)).collect();
+    report.clocks = step.clocks.clone();
     report.written = written(step);
     report.clean_evictions = step.clean_evictions;
     report.clean_bytes = Bytes(step.clean_bytes);

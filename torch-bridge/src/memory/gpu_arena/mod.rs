@@ -13,6 +13,7 @@ mod timelines;
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
@@ -22,7 +23,7 @@ use tidelog_gds::Gpu;
 use tidelog_gds::cuda::{
     ArenaMemory, CudaError, CudaUnavailable, ForeignStream, Stream, VirtualMemory,
 };
-use tidelog_planner::arena::{ArenaAddress, ArenaPlacement, GpuArena, Granules, Remap};
+use tidelog_planner::arena::{ArenaAddress, ArenaPlacement, ArenaRange, GpuArena, Granules, Remap};
 
 use timelines::Timelines;
 
@@ -89,6 +90,16 @@ struct Allocation {
     length: Granules,
     /// Streams that use it.
     streams: Vec<ForeignStream>,
+    /// Granules of its parts that have given their memory back, and the bytes that were theirs.
+    parts_out: (Granules, u64),
+}
+
+impl Allocation {
+    /// Returns the bytes of it that are in memory: those of whole granules, and those asked for.
+    fn present(&self, granule: u64) -> (u64, u64) {
+        let (granules, bytes) = self.parts_out;
+        (u64::from(self.length.0 - granules.0) * granule, self.bytes - bytes)
+    }
 }
 
 impl GpuMemoryArena {
@@ -145,7 +156,10 @@ impl GpuMemoryArena {
             return None;
         };
         let address = state.memory.address(at.0 as usize).0;
-        state.live.insert(at.0, Allocation { bytes, length, streams: vec![uses] });
+        state.live.insert(
+            at.0,
+            Allocation { bytes, length, streams: vec![uses], parts_out: (Granules(0), 0) },
+        );
         state.places.insert(address, at);
         state.figures.allocations += 1;
         state.figures.requested += bytes;
@@ -179,8 +193,9 @@ impl GpuMemoryArena {
         let mut state = self.lock();
         let Some(at) = state.places.remove(&address) else { return };
         let Some(mut allocation) = state.live.remove(&at.0) else { return };
-        state.figures.requested -= allocation.bytes;
-        state.figures.allocated -= u64::from(allocation.length.0) * self.granule;
+        let (allocated, requested) = allocation.present(self.granule);
+        state.figures.requested -= requested;
+        state.figures.allocated -= allocated;
         if state.figures.error.is_some() {
             return; // it is never used again
         }
@@ -189,6 +204,67 @@ impl GpuMemoryArena {
         }
         // SAFETY: by this function's contract.
         state.or_fail(|state| unsafe { state.take_back(at, allocation, behind) });
+    }
+
+    /// Frees the memory of a part of an allocation, which keeps its addresses. What uses it comes
+    /// before the event `behind`; null: nothing does any more.
+    ///
+    /// # Safety
+    /// The event is null or open; nobody uses the part's memory but what comes before it.
+    pub(crate) unsafe fn free_part(&self, address: u64, part: Range<u64>, behind: *mut c_void) {
+        let mut state = self.lock();
+        let Some((at, range)) = self.part(&state, address, &part) else { return };
+        if state.figures.error.is_some() {
+            return; // it is never used again
+        }
+        // SAFETY: by this function's contract.
+        let freed = state.or_fail(|state| unsafe { state.take_part_back(range, behind) });
+        state.part_changed(at, freed.unwrap_or_default(), (self.granule, &part), true);
+    }
+
+    /// Allocates memory for a part of an allocation that has freed it; it may be written once
+    /// `waits` has reached what is there now. Returns whether it has memory.
+    ///
+    /// # Safety
+    /// The stream is open, and of this GPU.
+    pub(crate) unsafe fn allocate_part(
+        &self,
+        address: u64,
+        part: Range<u64>,
+        waits: ForeignStream,
+    ) -> bool {
+        let mut state = self.lock();
+        let Some((at, range)) = self.part(&state, address, &part) else { return false };
+        if state.figures.error.is_some() {
+            return false;
+        }
+        let before = state.arena.free();
+        // SAFETY: by this function's contract.
+        let placed = state.or_fail(|state| unsafe { state.place_part(range, waits) });
+        let taken = Granules(before.0 - state.arena.free().0);
+        state.part_changed(at, taken, (self.granule, &part), false);
+        placed.unwrap_or(false)
+    }
+
+    /// Returns where a part of an allocation is; `None`: no live allocation has it.
+    fn part(
+        &self,
+        state: &State,
+        address: u64,
+        part: &Range<u64>,
+    ) -> Option<(ArenaAddress, ArenaRange)> {
+        let at = *state.places.get(&address)?;
+        let bytes = state.live.get(&at.0)?.bytes;
+        let is_part = part.start < part.end && part.end <= bytes;
+        // The last granule is the allocation's to its end, whatever is asked for of it.
+        let is_whole = part.start.is_multiple_of(self.granule)
+            && (part.end.is_multiple_of(self.granule) || part.end == bytes);
+        if !is_part || !is_whole {
+            return None;
+        }
+        let (first, end) = (part.start / self.granule, part.end.div_ceil(self.granule));
+        let (begin, length) = (ArenaAddress(at.0 + first as u32), Granules((end - first) as u32));
+        Some((at, ArenaRange { begin, length }))
     }
 
     /// Closes the arena: it declines everything from here on, and gives to the driver what is
@@ -248,9 +324,50 @@ impl State {
         let stream = self.timelines.number_of(waits);
         let timelines = &self.timelines;
         let taken = self.arena.take(length, stream, |one| timelines.has_happened(one));
-        let Ok(ArenaPlacement { address, waits: uses, host_waits, remaps }) = taken else {
-            return Ok(None);
-        };
+        let Ok(placement) = taken else { return Ok(None) };
+        let address = placement.address;
+        // SAFETY: by this function's contract.
+        if unsafe { self.carry_out(placement, length, waits) }? {
+            return Ok(Some(address));
+        }
+        self.arena.give(address, &[]);
+        Ok(None)
+    }
+
+    /// Gives a part of an allocation memory again. Returns whether it has some.
+    ///
+    /// # Safety
+    /// The stream is open.
+    unsafe fn place_part(
+        &mut self,
+        part: ArenaRange,
+        waits: ForeignStream,
+    ) -> Result<bool, CudaError> {
+        self.take_back_deferred()?;
+        self.timelines.look()?;
+        let stream = self.timelines.number_of(waits);
+        let timelines = &self.timelines;
+        let taken = self.arena.take_part(part, stream, |one| timelines.has_happened(one));
+        let Ok(placement) = taken else { return Ok(false) };
+        // SAFETY: by this function's contract.
+        let has_memory = unsafe { self.carry_out(placement, part.length, waits) }?;
+        if !has_memory {
+            self.arena.give_part(part, &[]);
+        }
+        Ok(has_memory)
+    }
+
+    /// Makes, maps and orders the memory of a placement. False: the GPU has none left.
+    ///
+    /// # Safety
+    /// The stream is open.
+    unsafe fn carry_out(
+        &mut self,
+        placement: ArenaPlacement,
+        length: Granules,
+        waits: ForeignStream,
+    ) -> Result<bool, CudaError> {
+        let ArenaPlacement { address, waits: uses, host_waits, remaps } = placement;
         while self.memory.addresses() < self.arena.addresses().0 as usize {
             self.memory.reserve()?;
         }
@@ -262,10 +379,7 @@ impl State {
             // SAFETY: it is free, and what used it has happened.
             self.figures.remapped += unsafe { self.memory.remap(from, to, count) }? as u64;
         }
-        let Some(made) = self.memory.make(granules(address, length))? else {
-            self.arena.give(address, &[]);
-            return Ok(None);
-        };
+        let Some(made) = self.memory.make(granules(address, length))? else { return Ok(false) };
         self.figures.made += made as u64;
         for one in uses {
             if let Some(event) = self.timelines.event_behind(one) {
@@ -274,7 +388,64 @@ impl State {
                 self.figures.stream_waits += 1;
             }
         }
-        Ok(Some(address))
+        Ok(true)
+    }
+
+    /// Takes the memory of a part back, and returns how much that is.
+    ///
+    /// # Safety
+    /// The event is null or open.
+    unsafe fn take_part_back(
+        &mut self,
+        part: ArenaRange,
+        behind: *mut c_void,
+    ) -> Result<Granules, CudaError> {
+        let mut uses = Vec::new();
+        // SAFETY: by this function's contract.
+        if unsafe { self.is_used_before(behind) }? {
+            // SAFETY: the stream is ours.
+            uses.push(unsafe { self.timelines.mark(self.departures.foreign()) }?);
+        }
+        Ok(self.arena.give_part(part, &uses))
+    }
+
+    /// Has the departures wait for an event. Returns whether it is one that has not happened.
+    ///
+    /// # Safety
+    /// The event is null or open.
+    unsafe fn is_used_before(&mut self, event: *mut c_void) -> Result<bool, CudaError> {
+        // SAFETY: by this function's contract.
+        if event.is_null() || unsafe { self.departures.has_happened_raw(event) }? {
+            return Ok(false);
+        }
+        // SAFETY: as above.
+        unsafe { self.departures.wait_for_raw(event) }?;
+        Ok(true)
+    }
+
+    /// Notes that a part of an allocation has lost memory, or got some.
+    fn part_changed(
+        &mut self,
+        at: ArenaAddress,
+        by: Granules,
+        (granule, part): (u64, &Range<u64>),
+        is_out: bool,
+    ) {
+        let Some(allocation) = self.live.get_mut(&at.0) else { return };
+        if by == Granules(0) {
+            return;
+        }
+        let bytes = (u64::from(by.0) * granule).min(part.end - part.start);
+        let (granules, out) = &mut allocation.parts_out;
+        if is_out {
+            (granules.0, *out) = (granules.0 + by.0, *out + bytes);
+            self.figures.allocated -= u64::from(by.0) * granule;
+            self.figures.requested -= bytes;
+        } else {
+            (granules.0, *out) = (granules.0 - by.0, *out - bytes);
+            self.figures.allocated += u64::from(by.0) * granule;
+            self.figures.requested += bytes;
+        }
     }
 
     /// Takes an allocation back.
@@ -288,9 +459,7 @@ impl State {
         behind: *mut c_void,
     ) -> Result<(), CudaError> {
         // SAFETY: by this function's contract.
-        if !behind.is_null() && !unsafe { self.departures.has_happened_raw(behind) }? {
-            // SAFETY: as above.
-            unsafe { self.departures.wait_for_raw(behind) }?;
+        if unsafe { self.is_used_before(behind) }? {
             allocation.streams.push(self.departures.foreign());
         }
         self.deferred.insert(at.0, allocation);
@@ -330,10 +499,8 @@ impl State {
     fn release_all_free(&mut self) -> Result<(), CudaError> {
         self.take_back_deferred()?;
         self.timelines.wait_for_all()?;
-        let taken = self.live.iter().chain(&self.deferred);
-        let mut taken: Vec<_> =
-            taken.map(|(at, each)| granules(ArenaAddress(*at), each.length)).collect();
-        taken.sort_unstable_by_key(|each| each.start);
+        let taken: Vec<_> =
+            self.arena.allocated().map(|each| granules(each.begin, each.length)).collect();
         let (end, mut free_from) = (self.memory.addresses(), 0);
         for taken in taken.into_iter().chain(std::iter::once(end..end)) {
             // SAFETY: it is free, and what used it has happened.
@@ -352,6 +519,6 @@ impl Drop for GpuMemoryArena {
     }
 }
 
-fn granules(at: ArenaAddress, length: Granules) -> std::ops::Range<usize> {
+fn granules(at: ArenaAddress, length: Granules) -> Range<usize> {
     at.0 as usize..(at.0 + length.0) as usize
 }
