@@ -31,8 +31,8 @@ impl World<'_> {
         self.links.advance(self.now);
         let (Some(thread), Some(engines)) = (&self.thread, self.links.engines()) else { return };
         let spans = engines.gpu.spans(self.now);
-        let began = self.now - self.since_origin(self.now).0;
-        self.result.gpu = Some(GpuStep::explained(began, &spans, thread.spans(), thread.counts));
+        let origin = self.now - self.since_origin(self.now).0;
+        self.result.gpu = Some(GpuStep::explained(origin, &spans, thread.spans(), thread.counts));
         let known: HashMap<OpIndex, Option<PlanStorage>> =
             self.result.stalls.iter().map(|stall| (stall.op, stall.waited_for)).collect();
         let mut begins = vec![None; self.trace.ops.len()];

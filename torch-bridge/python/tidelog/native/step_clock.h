@@ -98,7 +98,8 @@ class StepClock {
     try {
       marks.back().event.synchronize();
       found = told(marks, allocations);
-    } catch (const c10::Error&) {  // some were recorded in a graph, and have no times
+    } catch (const c10::Error&) {
+      found.clear();  // some were recorded in a graph, and have no times
     }
     return {reinterpret_cast<const char*>(found.data()), found.size() * sizeof(tide_step_span)};
   }

@@ -51,8 +51,8 @@ pub(super) fn with_told(
 ) -> Option<StepClocks> {
     let at = |ago: Duration| step.since_begin(now.checked_sub(ago).unwrap_or(now));
     let first = told.iter().find(|span| !span.of_thread)?;
-    let began = now.checked_sub(first.began_ago)?;
-    if began < step.began() || at(first.began_ago) > step.duration {
+    let was_before = now.checked_sub(first.began_ago)? < step.began();
+    if was_before || at(first.began_ago) > step.duration {
         return None;
     }
     let cut = |span: &ToldSpan| (at(span.began_ago), at(span.ended_ago).min(step.duration));
