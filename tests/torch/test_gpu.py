@@ -67,7 +67,8 @@ def test_training_gives_the_same_bits(gpu, pool, mode):
     compare(train, pool, mode, device=gpu.device, memory=TENSORS, staging=STAGING)
 
 
-@pytest.mark.parametrize("allocator", ["torch", "arena"])
+# With an arena it is a matter of minutes, on a busy machine, until a plan moves parts.
+@pytest.mark.parametrize("allocator", ["torch", pytest.param("arena", marks=pytest.mark.slow)])
 def test_parts_of_tensors_move_with_the_same_bits(gpu, pool, allocator):
     gpu = gpu(seed=3)
     program = Program(gpu.device)

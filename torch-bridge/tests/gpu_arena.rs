@@ -327,6 +327,32 @@ fn what_is_allocated_stays_when_the_arena_is_closed() {
     assert_nothing_is_left(&fake);
 }
 
+/// A part has no other allocator, and behind a block all tensors come back.
+#[test]
+fn a_part_comes_back_to_a_closed_arena_that_is_full() {
+    let fake = FakeGpu::start(21, 5);
+    let gpu = fake.gpu();
+    let [home]: [Stream; 1] = streams(&gpu);
+    let arena = OpenArena::new(6);
+    let whole = arena.take(4 * GRANULE, &home, &home).unwrap();
+    // SAFETY: nothing uses the part, and the stream is open.
+    let freed = unsafe { tide_gpu_arena_free_part(whole, GRANULE, 2 * GRANULE, null_mut()) };
+    assert_eq!(freed, 1);
+    let other = arena.take(4 * GRANULE, &home, &home).unwrap();
+    // SAFETY: the stream is open.
+    let comes = || unsafe { tide_gpu_arena_allocate_part(whole, GRANULE, 2 * GRANULE, raw(&home)) };
+    assert_eq!(comes(), 0, "another has the memory");
+    arena.close();
+    assert_eq!(comes(), 1, "{}", last_error());
+    let mut it = Written::new(4);
+    it.put(whole, 3 * GRANULE, &home);
+    it.get(whole, 3 * GRANULE, &home);
+    free(whole);
+    assert!(it.bytes == it.read, "its memory went before its last use");
+    free(other);
+    assert_nothing_is_left(&fake);
+}
+
 #[test]
 fn nothing_is_asked_of_a_stream_that_is_captured() {
     let fake = FakeGpu::start(13, 0);

@@ -200,6 +200,19 @@ impl GpuArena {
         Ok(placement.for_stream(stream))
     }
 
+    /// Has as much more memory as a part of an allocation lacks and the arena has not free. Returns
+    /// how much that is. The part cannot get memory elsewhere, as an allocation can.
+    ///
+    /// # Panics
+    /// If no allocation has the part.
+    pub fn grow_for_part(&mut self, part: ArenaRange) -> Granules {
+        let PartMemory { asked, .. } = self.space.part(part.into());
+        let grown = asked.saturating_sub(self.free.0);
+        self.space.grow_part(part.into(), grown);
+        self.free.0 += grown;
+        Granules(grown)
+    }
+
     /// Returns the ranges of memory that is allocated, in order.
     pub fn allocated(&self) -> impl Iterator<Item = ArenaRange> + '_ {
         self.space.allocated().map(|AddressRange { begin, length }| ArenaRange {

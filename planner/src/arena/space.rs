@@ -294,6 +294,15 @@ impl AddressSpace {
         PartMemory { asked, missing }
     }
 
+    /// Has new memory mapped where a part of an allocation has none: so many granules.
+    pub(super) fn grow_part(&mut self, part: AddressRange, mut granules: u32) {
+        for AddressRange { begin, length } in self.unmapped_in(part) {
+            let length = length.min(granules);
+            self.set(AddressRange { begin, length }, Content::PartFree, Vec::new());
+            granules -= length;
+        }
+    }
+
     /// Gives a part of an allocation the memory that is mapped there now.
     pub(super) fn give_part_away(&mut self, part: AddressRange) {
         for (range, content, uses) in self.contents(part) {

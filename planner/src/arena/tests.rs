@@ -276,10 +276,15 @@ fn a_part_keeps_its_addresses_and_its_memory_until_somebody_wants_that() {
     let full = arena.take_part(part(1, 2), stream(0), |_| false).unwrap_err();
     assert_eq!((full.asked, full.free), (Granules(2), Granules(0)));
     assert_eq!(arena.give(other.address, &[]), Granules(4));
+    assert_eq!(arena.grow_for_part(part(1, 2)), Granules(0), "there is memory for it");
     let back = arena.take_part(part(1, 2), stream(0), |_| true).unwrap();
     assert_eq!(back.remaps.iter().map(|remap| remap.length.0).sum::<u32>(), 2);
-    assert_eq!(arena.give(whole, &[]), Granules(6));
-    assert_eq!(arena.free(), Granules(8));
+    arena.give_part(part(1, 4), &[used(1, 9)]);
+    arena.take(Granules(5), stream(0), |_| true).unwrap();
+    assert_eq!(arena.grow_for_part(part(1, 4)), Granules(3));
+    let back = arena.take_part(part(1, 4), stream(0), |_| true).unwrap();
+    assert_eq!(back.remaps, []);
+    assert_eq!((arena.give(whole, &[]), arena.free()), (Granules(6), Granules(6)));
 }
 
 #[test]

@@ -238,6 +238,12 @@ impl GpuMemoryArena {
         if state.figures.error.is_some() {
             return false;
         }
+        if state.is_closed {
+            // All tensors come back by now, whatever their budget was, and no other allocator has
+            // memory for these addresses.
+            let grown = state.arena.grow_for_part(range);
+            state.figures.capacity += u64::from(grown.0) * self.granule;
+        }
         let before = state.arena.free();
         // SAFETY: by this function's contract.
         let placed = state.or_fail(|state| unsafe { state.place_part(range, waits) });
