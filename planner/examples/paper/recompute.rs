@@ -197,23 +197,19 @@ impl TableRow for RecomputedRow {
 
     /// One for each order.
     fn html(&self) -> String {
-        let seconds = |time: u64| format!("{:.1}", ratio(time, 1_000_000_000));
-        let cell = |outcome: Option<&Outcome>| {
-            outcome.map_or("<td>–</td><td>–</td>".to_owned(), |one| {
-                format!("<td>{}</td><td>{}</td>", seconds(one.time), gigabytes(one.written))
-            })
-        };
+        let cell =
+            |outcome: Option<&Outcome>| table::cells(outcome.map(|one| (one.time, one.written)));
         let mut html = String::new();
         for one in &self.orders {
             let is_own = one.order == OpOrder::OWN;
-            let bound = if is_own { seconds(self.bound) } else { "–".to_owned() };
+            let bound = if is_own { table::seconds(self.bound) } else { "–".to_owned() };
             let _ = write!(
                 html,
                 "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td>{}{}{}<td>{} of {}</td><td>{bound}</td></tr>",
                 self.name,
                 one.order,
-                seconds(self.kernels[0]),
-                seconds(self.kernels[1]),
+                table::seconds(self.kernels[0]),
+                table::seconds(self.kernels[1]),
                 cell(one.all.as_ref()),
                 cell(one.none.as_ref()),
                 cell(Some(&one.best)),

@@ -1,6 +1,7 @@
 //! Tables with one row for each recorded step, and the traces that rows are made from.
 
-use super::{Failure, side_by_side};
+use super::columns::gigabytes;
+use super::{Failure, ratio, side_by_side};
 use serde_json::Value;
 use std::path::Path;
 use tidelog_planner::trace::Trace;
@@ -51,6 +52,18 @@ impl<R: TableRow> Table<R> {
     pub(super) fn html(&self) -> Option<String> {
         (!self.rows.is_empty()).then(|| self.rows.iter().map(R::html).collect())
     }
+}
+
+/// Seconds of a time, as the page has them.
+pub(super) fn seconds(time: u64) -> String {
+    format!("{:.1}", ratio(time, 1_000_000_000))
+}
+
+/// Cells of the page with the time of a step and the bytes that it writes; `None`: it does not run.
+pub(super) fn cells(outcome: Option<(u64, u64)>) -> String {
+    outcome.map_or("<td>–</td><td>–</td>".to_owned(), |(time, written)| {
+        format!("<td>{}</td><td>{}</td>", seconds(time), gigabytes(written))
+    })
 }
 
 /// A recorded step.
