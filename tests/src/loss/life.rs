@@ -74,7 +74,7 @@ pub(super) type Check<T = ()> = Result<T, String>;
 /// # Errors
 /// Something was lost, or was mixed in that must not be.
 pub fn live(seed: u64) -> Result<LossFigures, String> {
-    let mut life = Life::new(seed);
+    let mut life = PoolLife::new(seed);
     let lived = catch_unwind(AssertUnwindSafe(|| life.run()));
     let result = lived.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -85,7 +85,7 @@ pub fn live(seed: u64) -> Result<LossFigures, String> {
 }
 
 /// A pool and what should be in it.
-pub(super) struct Life {
+pub(super) struct PoolLife {
     pub(super) random: Random,
     /// Disks in stripe order.
     pub(super) disks: Vec<SimDisk>,
@@ -105,7 +105,7 @@ pub(super) struct Life {
     pub(super) figures: LossFigures,
 }
 
-impl Life {
+impl PoolLife {
     /// Formats the pool of a seed.
     fn new(seed: u64) -> Self {
         let mut random = Random::new(seed ^ 0x006C_6F73_7365_7300);

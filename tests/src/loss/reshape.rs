@@ -7,7 +7,7 @@ use tidelog_engine::pool::{
 };
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 
-use super::life::{Check, Life, SIZE, disk, never_cut, options, text};
+use super::life::{Check, PoolLife, SIZE, disk, never_cut, options, text};
 
 /// Places that a pool has at most.
 const PLACES: u32 = 12;
@@ -63,7 +63,7 @@ enum Change {
     Remove(usize),
 }
 
-impl Life {
+impl PoolLife {
     /// Adds, empties or removes a device, and opens the pool again.
     pub(super) fn reshape(&mut self) -> Check {
         let count = self.disks.len();
