@@ -1,6 +1,7 @@
 //! The quantities of the engine as types, so that a length is never taken for an address.
 
 use std::fmt;
+use std::time::Duration;
 
 /// A number of bytes: a length, a capacity, or an offset within a tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -29,6 +30,13 @@ impl ByteCount {
     #[must_use]
     pub const fn round_up(self, unit: Self) -> Self {
         Self((self.0 + unit.0 - 1) & !(unit.0 - 1))
+    }
+
+    /// Returns the time that this many bytes take at a rate in bytes per second; zero at a rate of
+    /// zero, which stands for no limit.
+    pub fn time_at(self, rate: Self) -> Duration {
+        let nanoseconds = (u128::from(self.0) * 1_000_000_000).checked_div(rate.0.into());
+        Duration::from_nanos(nanoseconds.unwrap_or(0) as u64)
     }
 }
 

@@ -16,6 +16,7 @@ use super::scrub::Pass;
 use super::{Pool, discard};
 use crate::log::Wanted;
 use crate::schedule::Reactor;
+use crate::units::ByteCount;
 
 /// A pool that has moved nothing for this long is idle.
 const IDLE: Duration = Duration::from_secs(1);
@@ -157,16 +158,15 @@ impl Keeping {
 
     /// Scrubs as much as the rate allows; returns when more is due, if scrubbing is on.
     fn scrub(&mut self, wakeup: &Wakeup) -> Option<Duration> {
-        let rate = self.options.scrub_rate.0;
-        if rate == 0 {
+        let rate = self.options.scrub_rate;
+        if rate == ByteCount::ZERO {
             return None;
         }
         while !wakeup.stopped() && Instant::now() >= self.next_scrub {
             let start = Instant::now();
             let mut cost = PAUSE;
             if let Ok(Some(scrubbed)) = self.pool.scrub_next(&mut self.pass) {
-                let nanoseconds = u128::from(scrubbed.length.0) * 1_000_000_000 / u128::from(rate);
-                cost = Duration::from_nanos(nanoseconds as u64);
+                cost = scrubbed.length.time_at(rate);
             } else {
                 self.pass = self.pool.scrub_pass();
             }

@@ -13,7 +13,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use thiserror::Error;
 
@@ -144,18 +144,23 @@ pub enum ReplaceError {
     Unusable(#[from] Unusable),
 }
 
-/// Names the tensors that would lose bytes, some of them if there are many.
+/// Names the tensors that would lose bytes.
 fn lost(tensors: &[TensorKey]) -> String {
+    format!(
+        "{} durable tensor(s) have a part that no other device has: {}; nothing else is in the way: \
+         go on without that (--accept-loss), or save them first if the old device can still be read",
+        tensors.len(),
+        some_names(tensors)
+    )
+}
+
+/// Returns the names of tensors, of some of them if there are many.
+pub(super) fn some_names(tensors: &[TensorKey]) -> String {
     const NAMED: usize = 8;
     let names: Vec<String> = tensors.iter().take(NAMED).map(ToString::to_string).collect();
     let more = tensors.len().saturating_sub(NAMED);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    format!(
-        "{} durable tensor(s) have a part that no other device has: {}{more}; nothing else is in the way: \
-         go on without that (--accept-loss), or save them first if the old device can still be read",
-        tensors.len(),
-        names.join(", ")
-    )
+    names.join(", ") + &more
 }
 
 /// Has `new` take the place of the device that is missing beside `others`, which are all other
@@ -410,10 +415,8 @@ impl Rebuilding<'_> {
 
     /// Waits while more was written than the rate allows.
     fn keep_rate(&self, begun: Instant, done: u64) {
-        let nanoseconds = u128::from(done) * 1_000_000_000;
-        if let Some(due) = nanoseconds.checked_div(self.options.rate.0.into()) {
-            std::thread::sleep(Duration::from_nanos(due as u64).saturating_sub(begun.elapsed()));
-        }
+        let due = ByteCount(done).time_at(self.options.rate);
+        std::thread::sleep(due.saturating_sub(begun.elapsed()));
     }
 }
 

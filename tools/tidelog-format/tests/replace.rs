@@ -2,14 +2,11 @@
 
 mod common;
 
-use common::{sparse, temporary, tool};
-use tidelog_engine::memory::{Destination, Source};
+use common::{compare, fill, sparse, temporary, tool};
 use tidelog_engine::path::DeviceSpec;
-use tidelog_engine::pool::{OpenError, OpenOptions, Pool, PutOptions};
-use tidelog_engine::schedule::Urgency;
+use tidelog_engine::pool::{OpenError, OpenOptions, Pool};
 use tidelog_tests::machine::Directory;
 
-const TENSORS: usize = 20;
 const SIZE: u64 = 24 << 20;
 
 /// A pool of three files, of which durable tensors have two copies.
@@ -18,12 +15,7 @@ fn mirrored(directory: &Directory) -> [String; 3] {
     let [a, b, c] = files.each_ref().map(String::as_str);
     tool(&["format", a, b, c, "--copies", "2", "--size", "24MiB", "--yes"]).expect(0);
     let pool = open(&[a, b, c], false).unwrap();
-    for nth in 0..TENSORS {
-        let mut batch = pool.batch();
-        let source = Source::from(vec![nth as u8; 200_000]);
-        batch.put(format!("t{nth}").as_str(), source, PutOptions::default()).unwrap();
-        batch.commit().unwrap();
-    }
+    fill(&pool);
     pool.close().unwrap();
     files
 }
@@ -32,16 +24,6 @@ fn open(devices: &[&str], degraded: bool) -> Result<Pool, OpenError> {
     let specs: Vec<DeviceSpec> = devices.iter().map(DeviceSpec::new).collect();
     let options = OpenOptions { degraded, huge_pages: false, ..OpenOptions::default() };
     Pool::open(&specs, &options)
-}
-
-fn compare(pool: &Pool) {
-    for nth in 0..TENSORS {
-        let name = format!("t{nth}");
-        let memory = Destination::buffer(200_000);
-        let read = pool.get(name.as_str(), 0..200_000, memory, Urgency::Urgent, None).unwrap();
-        read.wait().unwrap();
-        assert!(read.take_bytes().unwrap() == vec![nth as u8; 200_000], "{name}");
-    }
 }
 
 #[test]

@@ -4,12 +4,9 @@ mod common;
 
 use common::{sparse, temporary, tool};
 use serde_json::Value;
-use tidelog_engine::memory::{Destination, Source};
 use tidelog_engine::path::DeviceSpec;
-use tidelog_engine::pool::{OpenOptions, Pool, PutOptions};
-use tidelog_engine::schedule::Urgency;
+use tidelog_engine::pool::{OpenOptions, Pool};
 
-const TENSORS: usize = 20;
 const SIZE: u64 = 24 << 20;
 
 fn open(devices: &[&str]) -> Pool {
@@ -19,26 +16,14 @@ fn open(devices: &[&str]) -> Pool {
 
 fn fill(devices: &[&str]) {
     let pool = open(devices);
-    for nth in 0..TENSORS {
-        let mut batch = pool.batch();
-        let source = Source::from(vec![nth as u8; 200_000]);
-        batch.put(format!("t{nth}").as_str(), source, PutOptions::default()).unwrap();
-        batch.commit().unwrap();
-    }
+    common::fill(&pool);
     pool.close().unwrap();
 }
 
 fn compare(devices: &[&str]) {
     let said = [&["check"], devices].concat();
     tool(&said).expect(0);
-    let pool = open(devices);
-    for nth in 0..TENSORS {
-        let name = format!("t{nth}");
-        let memory = Destination::buffer(200_000);
-        let read = pool.get(name.as_str(), 0..200_000, memory, Urgency::Urgent, None).unwrap();
-        read.wait().unwrap();
-        assert!(read.take_bytes().unwrap() == vec![nth as u8; 200_000], "{name}");
-    }
+    common::compare(&open(devices));
 }
 
 fn json(said: &str) -> Value {

@@ -17,7 +17,7 @@ mod add;
 mod evacuate;
 mod remove;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use thiserror::Error;
 
@@ -28,7 +28,7 @@ pub use remove::remove;
 use super::arrangement::Completeness;
 use super::error::{CloseError, FormatError, OpenError, ReclaimError, Unusable};
 use super::media::MetadataIo;
-use super::replace::open_options;
+use super::replace::{open_options, some_names};
 use super::{Pool, superblocks};
 use crate::layout::{DEVICE_SETS_MAX, DeviceTable, Geometry, GeometryError, TensorKey};
 use crate::log::Wanted;
@@ -162,17 +162,13 @@ impl From<ReclaimError> for ReshapeError {
     }
 }
 
-/// Names the tensors that are lost with a device, some of them if there are many.
+/// Names the tensors that are lost with a device.
 fn lost(tensors: &[TensorKey]) -> String {
-    const NAMED: usize = 8;
-    let names: Vec<String> = tensors.iter().take(NAMED).map(ToString::to_string).collect();
-    let more = tensors.len().saturating_sub(NAMED);
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     format!(
-        "{} durable tensor(s) have a part on the lost device alone: {}{more}; drop them first, or give the pool \
+        "{} durable tensor(s) have a part on the lost device alone: {}; drop them first, or give the pool \
          another device in its place (replace --accept-loss)",
         tensors.len(),
-        names.join(", ")
+        some_names(tensors)
     )
 }
 
@@ -263,10 +259,8 @@ impl<Device: MemberSource> Reshaping<'_, Device> {
 
     /// Waits while more was moved than the rate allows.
     fn keep_rate(&self, begun: Instant, moved: u64) {
-        let nanoseconds = u128::from(moved) * 1_000_000_000;
-        if let Some(due) = nanoseconds.checked_div(self.options.rate.0.into()) {
-            std::thread::sleep(Duration::from_nanos(due as u64).saturating_sub(begun.elapsed()));
-        }
+        let due = ByteCount(moved).time_at(self.options.rate);
+        std::thread::sleep(due.saturating_sub(begun.elapsed()));
     }
 }
 

@@ -21,13 +21,16 @@ use std::io;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use remove::Removal;
-use serde_json::json;
+use serde_json::{Value, json};
 use tidelog_command_line::{FormatExit, completions};
 use tidelog_device_safety::{
     DeviceRefusal, NamedDevice, Reason, System, program_directories, refusals, same_or_overlapping,
     unfinished_pool,
 };
-use tidelog_engine::path::DeviceSpec;
+use tidelog_engine::layout::Superblock;
+use tidelog_engine::path::{DeviceIdentity, DeviceSpec};
+use tidelog_engine::pool::Reshaped;
+use tidelog_engine::pool::inspect::probe;
 use tidelog_engine::units::ByteCount;
 
 use crate::cli::{FormatCli, FormatCommand};
@@ -129,6 +132,54 @@ fn refuse(
         found.extend(reasons.into_iter().filter(stands));
     }
     if found.is_empty() { Ok(()) } else { Err(FormatFailure::refused(found)) }
+}
+
+/// Resolves the device that a pool gets, and refuses it where something speaks against it.
+/// `is_the_pools`: what it holds is the pool's, from an earlier try.
+fn new_device(
+    new: &String,
+    overwrite: &[String],
+    is_the_pools: bool,
+    system: &System,
+) -> Result<NamedDevice, FormatFailure> {
+    let targets = resolve(std::slice::from_ref(new), system)?;
+    let counts = |reason: &Reason| !(is_the_pools && reason.may_be_overridden());
+    refuse(&targets, overwrite, system, counts)?;
+    <[NamedDevice; 1]>::try_from(targets)
+        .map(|[target]| target)
+        .map_err(|_| FormatFailure::new(FormatExit::Usage, "name one new device", ""))
+}
+
+/// Returns the device, if it was named twice: what it holds may be lost.
+fn overwritten(target: &NamedDevice, overwrite: &[String]) -> Vec<DeviceIdentity> {
+    let is_twice = overwrite.contains(&target.given);
+    target.identity.filter(|_| is_twice).into_iter().collect()
+}
+
+/// Returns the newest superblock of a device, if it exists and has one.
+fn superblock_of(name: &str) -> Option<Superblock> {
+    let spec = DeviceSpec::new(name);
+    let found = spec.exists().then(|| probe(&spec).ok()).flatten();
+    found.and_then(|device| device.newest.ok())
+}
+
+/// Returns the result of a dry run, which `text` and `json` describe.
+fn not_written(mut text: String, json: Value) -> CommandReport {
+    text.push_str("\nNothing was written. Add --yes to do this.\n");
+    CommandReport::new(text, json, FormatExit::Clean)
+}
+
+/// Returns the result of a change of a pool's devices.
+fn reshaped(text: String, pool: &str, done: &Reshaped) -> CommandReport {
+    let json = json!({
+        "written": true,
+        "pool": pool,
+        "place": done.place,
+        "devices": done.devices,
+        "bytes": done.moved.0,
+        "was_done": done.was_done,
+    });
+    CommandReport::new(text, json, FormatExit::Clean)
 }
 
 fn specs(names: &[String]) -> Vec<DeviceSpec> {

@@ -7,10 +7,10 @@ use tidelog_command_line::{FormatExit, printable};
 use tidelog_device_safety::{NamedDevice, System};
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::inspect::{PoolView, inspect, probe};
-use tidelog_engine::pool::{ReshapeOptions, Reshaped, evacuate, remove};
+use tidelog_engine::pool::{ReshapeOptions, ReshapeProgress, evacuate, remove};
 
 use super::wipe::refuse_users;
-use super::{advance, progress_bar};
+use super::{advance, not_written, progress_bar, reshaped};
 use crate::cli::RemoveArgs;
 use crate::outcome::{CommandReport, FormatFailure};
 
@@ -45,21 +45,21 @@ pub(super) fn run(
     let mut text = plan(args, &view, (place, removal));
     let pool = format!("{:032x}", view.superblock.pool);
     if !args.intent.yes {
-        text.push_str("\nNothing was written. Add --yes to do this.\n");
         let json = json!({ "written": false, "pool": pool, "place": place });
-        return Ok(CommandReport::new(text, json, FormatExit::Clean));
+        return Ok(not_written(text, json));
     }
     let (buffered, rate) = (args.buffered, args.rate.unwrap_or_default());
     let options = ReshapeOptions { buffered, rate, ..ReshapeOptions::default() };
     let bar = progress_bar("moving");
-    let mut progress = |it: tidelog_engine::pool::ReshapeProgress| advance(&bar, it.done, it.total);
+    let mut progress = |it: ReshapeProgress| advance(&bar, it.done, it.total);
     let done = match removal {
         Removal::Evacuate => evacuate(&devices, place, &options, &mut progress),
         Removal::Remove => remove(&devices, place, &options, &mut progress),
     };
     bar.finish_and_clear();
-    let Reshaped { place, devices, moved, was_done } = done?;
-    let end = match (removal, was_done) {
+    let done = done?;
+    let moved = done.moved;
+    let end = match (removal, done.was_done) {
         (Removal::Evacuate, true) => "it is empty already".to_owned(),
         (Removal::Evacuate, false) => format!("{moved} were moved; nothing of the pool is on it"),
         (Removal::Remove, true) => "it was removed before".to_owned(),
@@ -67,16 +67,8 @@ pub(super) fn run(
             format!("{moved} were moved; it is no more the pool's: leave it out from now on")
         }
     };
-    let _ = writeln!(text, "\nDevice {place}: {end}.");
-    let json = json!({
-        "written": true,
-        "pool": pool,
-        "place": place,
-        "devices": devices,
-        "bytes": moved.0,
-        "was_done": was_done,
-    });
-    Ok(CommandReport::new(text, json, FormatExit::Clean))
+    let _ = writeln!(text, "\nDevice {}: {end}.", done.place);
+    Ok(reshaped(text, &pool, &done))
 }
 
 fn plan(args: &RemoveArgs, view: &PoolView, (place, removal): (u32, Removal)) -> String {

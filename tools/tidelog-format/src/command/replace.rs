@@ -6,12 +6,15 @@ use serde_json::{Value, json};
 use tidelog_command_line::{FormatExit, printable};
 use tidelog_device_safety::{NamedDevice, System};
 use tidelog_engine::path::DeviceSpec;
-use tidelog_engine::pool::inspect::{DeviceView, PoolView, inspect, probe};
+use tidelog_engine::pool::inspect::{PoolView, inspect, probe};
 use tidelog_engine::pool::{ReplaceOptions, Replaced, replace};
 use tidelog_engine::units::ByteCount;
 
 use super::wipe::refuse_users;
-use super::{advance, check_overwrite_names, progress_bar, refuse, resolve};
+use super::{
+    advance, check_overwrite_names, new_device, not_written, overwritten, progress_bar,
+    superblock_of,
+};
 use crate::cli::ReplaceArgs;
 use crate::outcome::{CommandReport, FormatFailure};
 
@@ -21,26 +24,19 @@ pub(super) fn run(args: &ReplaceArgs, system: &System) -> Result<CommandReport, 
     let others: Vec<DeviceSpec> = others.iter().map(NamedDevice::spec).collect();
     let view = inspect(&others)?;
     let place = place_of(args, &view)?;
-    let targets = resolve(std::slice::from_ref(&args.new), system)?;
     let is_its = is_of_place(&args.new, &view, place);
-    // What an earlier try has left there is the pool's.
-    refuse(&targets, &args.overwrite, system, |reason| !(is_its && reason.may_be_overridden()))?;
-    let [target] = &targets[..] else {
-        return Err(FormatFailure::new(FormatExit::Usage, "name one new device", ""));
-    };
-    let mut text = plan(args, &view, place, target);
+    let target = new_device(&args.new, &args.overwrite, is_its, system)?;
+    let mut text = plan(args, &view, place, &target);
     let pool = format!("{:032x}", view.superblock.pool);
     if !args.intent.yes {
-        text.push_str("\nNothing was written. Add --yes to do this.\n");
         let json = json!({ "written": false, "pool": pool, "place": place, "new": args.new });
-        return Ok(CommandReport::new(text, json, FormatExit::Clean));
+        return Ok(not_written(text, json));
     }
-    let twice = args.overwrite.contains(&target.given);
     let options = ReplaceOptions {
         buffered: args.buffered,
         // Only of the device that was named, which the engine knows by its identity.
         overwrite: false,
-        overwrite_devices: target.identity.filter(|_| twice).into_iter().collect(),
+        overwrite_devices: overwritten(&target, &args.overwrite),
         rate: args.rate.unwrap_or_default(),
         accept_loss: args.accept_loss,
     };
@@ -88,10 +84,7 @@ fn place_of(args: &ReplaceArgs, view: &PoolView) -> Result<u32, FormatFailure> {
 
 /// Returns whether a device is what an earlier try has made of it.
 fn is_of_place(name: &str, view: &PoolView, place: u32) -> bool {
-    let spec = DeviceSpec::new(name);
-    let found = spec.exists().then(|| probe(&spec).ok()).flatten();
-    let newest = found.and_then(|DeviceView { newest, .. }| newest.ok());
-    newest.is_some_and(|it| {
+    superblock_of(name).is_some_and(|it| {
         it.is_of_the_same_pool(&view.superblock)
             && it.device == place
             && (it.missing.iter().any(|device| u32::from(device.0) == place)

@@ -1,7 +1,7 @@
 //! `scrub`: every copy of every durable tensor is read, and bad ones are written again.
 
 use std::fmt::Write;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::json;
 use tidelog_command_line::{FormatExit, printable};
@@ -88,10 +88,7 @@ impl Scrubbing<'_> {
 
     /// Waits while more was read than the rate allows.
     fn keep_rate(&self, read: ByteCount) {
-        let rate = self.args.rate.unwrap_or_default().0;
-        if let Some(due) = (u128::from(read.0) * 1_000_000_000).checked_div(rate.into()) {
-            let due = Duration::from_nanos(due as u64);
-            std::thread::sleep(due.saturating_sub(self.begun.elapsed()));
-        }
+        let due = read.time_at(self.args.rate.unwrap_or_default());
+        std::thread::sleep(due.saturating_sub(self.begun.elapsed()));
     }
 }

@@ -6,10 +6,11 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use tidelog_engine::memory::Source;
+use tidelog_engine::memory::{Destination, Source};
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::inspect::inspect;
 use tidelog_engine::pool::{OpenOptions, Pool, PutOptions};
+use tidelog_engine::schedule::Urgency;
 use tidelog_tests::machine::{Directory, LoopDevice, LoopOptions, Ran, skip};
 
 /// A directory that goes when the test ends.
@@ -53,6 +54,31 @@ pub(crate) fn put(devices: &[&str], tensors: &[&str]) {
         let mut batch = held.pool.batch();
         batch.put(*name, Source::from(vec![7; 100_000]), PutOptions::default()).unwrap();
         batch.commit().unwrap();
+    }
+}
+
+/// Number of durable tensors of a filled pool, and their bytes.
+const FILLED: usize = 20;
+const FILLED_BYTES: usize = 200_000;
+
+/// Puts durable tensors, each full of its number.
+pub(crate) fn fill(pool: &Pool) {
+    for nth in 0..FILLED {
+        let mut batch = pool.batch();
+        let source = Source::from(vec![nth as u8; FILLED_BYTES]);
+        batch.put(format!("t{nth}").as_str(), source, PutOptions::default()).unwrap();
+        batch.commit().unwrap();
+    }
+}
+
+/// Checks that a filled pool has all that was put.
+pub(crate) fn compare(pool: &Pool) {
+    for nth in 0..FILLED {
+        let name = format!("t{nth}");
+        let (range, memory) = (0..FILLED_BYTES as u64, Destination::buffer(FILLED_BYTES));
+        let read = pool.get(name.as_str(), range, memory, Urgency::Urgent, None).unwrap();
+        read.wait().unwrap();
+        assert!(read.take_bytes().unwrap() == vec![nth as u8; FILLED_BYTES], "{name}");
     }
 }
 
