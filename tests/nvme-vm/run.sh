@@ -37,9 +37,11 @@ busybox=$(command -v busybox)
 modules="virtio_ring virtio virtio_pci_modern_dev virtio_pci_legacy_dev virtio_pci virtio_blk"
 # Not every kernel has all of them as modules.
 modules="$modules configfs nvme-keyring nvme-auth nvme-fabrics nvme-tcp nvmet nvmet-tcp"
+# In the order in which they need each other.
+nfs_modules="netfs fscache sunrpc grace lockd nfs_acl nfs dns_resolver auth_rpcgss nfsv4 nfsd"
 spdk_modules="irqbypass vfio_virqfd vfio vfio_iommu_type1 vfio-pci-core vfio-pci uio uio_pci_generic"
 kernel=$work/kernel/vmlinuz
-if [ ! -e "$work/kernel/nvmet-tcp.ko" ]; then
+if [ ! -e "$work/kernel/nfsd.ko" ]; then
     package=$(apt-cache depends linux-image-cloud-amd64 2>/dev/null | awk '/Depends: linux-image/ {print $2; exit}' || true)
     [ -n "$package" ] || skip "no package linux-image-cloud-amd64 here; put a kernel that has NVMe built in," \
         "and its modules ${modules// /, }, into $work/kernel"
@@ -51,7 +53,7 @@ if [ ! -e "$work/kernel/nvmet-tcp.ko" ]; then
     (cd "$work/packages" && apt-get download -qq "$package" $parts 2>/dev/null) || skip "$package cannot be fetched"
     for part in "$work"/packages/*.deb; do dpkg-deb -x "$part" "$work/package"; done
     find "$work/package" -name 'vmlinuz*' -type f -exec mv {} "$kernel" \;
-    for module in $modules $spdk_modules; do
+    for module in $modules $nfs_modules $spdk_modules; do
         find "$work/package" -name "$module.ko*" -exec mv {} "$work/kernel/" \;
     done
     # Newer packages have them compressed.
@@ -60,7 +62,7 @@ if [ ! -e "$work/kernel/nvmet-tcp.ko" ]; then
 fi
 
 over_spdk="plan-vfio plan-uio plan-peer-vfio plan-peer-uio plan-faults plan-shared plan-perf plan-loopback"
-plans=${PLANS:-plan plan-poll plan-fdp $over_spdk}
+plans=${PLANS:-plan plan-poll plan-nfs plan-fdp $over_spdk}
 # Whether any of them has rows over spdk: else the programs do without.
 wants_spdk() {
     local plan
@@ -93,12 +95,20 @@ root=$work/root
 rm -rf "$root"
 mkdir -p "$root/bin"
 cp "$busybox" "$root/bin/busybox"
-cp tests/nvme-vm/init tests/nvme-vm/plan* tests/nvme-vm/rows* tests/nvme-vm/disks tests/nvme-vm/fabric "$root/"
-for module in $modules; do
-    [ -e "$work/kernel/$module.ko" ] || continue
-    cp "$work/kernel/$module.ko" "$root/"
-    echo "insmod /$module.ko" >>"$root/modules"
-done
+cp tests/nvme-vm/init tests/nvme-vm/plan* tests/nvme-vm/rows* tests/nvme-vm/disks tests/nvme-vm/fabric tests/nvme-vm/nfs "$root/"
+loaded_by() { # SCRIPT MODULES
+    local script=$1 module
+    shift
+    for module in "$@"; do
+        [ -e "$work/kernel/$module.ko" ] || continue
+        cp "$work/kernel/$module.ko" "$root/"
+        echo "insmod /$module.ko" >>"$root/$script"
+    done
+}
+# shellcheck disable=SC2086
+loaded_by modules $modules
+# shellcheck disable=SC2086
+loaded_by nfs-modules $nfs_modules
 chmod +x "$root/init"
 for program in $programs; do echo "$built/$program"; done >"$work/programs"
 [ ! -x "$perf" ] || echo "$perf" >>"$work/programs"
