@@ -1,5 +1,7 @@
 //! Checks that every backend makes before it takes an operation, and its memory of failures.
 
+use super::device::Device;
+use super::latch::Latch;
 use super::operation::{Action, DeviceError, Extent, Operation, OperationKind, Refusal};
 use super::{Capabilities, DeviceCapabilities};
 use crate::memory::{ALIGNMENT, GpuSlice, Memory, MemoryKind};
@@ -8,7 +10,7 @@ use crate::units::DeviceIndex;
 /// The rules of admission, and the latch of each device.
 #[derive(Debug)]
 pub struct Gate {
-    latches: Vec<Option<DeviceError>>,
+    latches: Vec<Latch>,
     /// True if a page cache is between us and each of them, in which an earlier write may have been
     /// lost by the time that a later one is answered.
     cached: Vec<bool>,
@@ -17,13 +19,14 @@ pub struct Gate {
 impl Gate {
     /// Makes a gate to `devices` devices, none of which has failed.
     pub fn new(devices: usize) -> Self {
-        Self { latches: vec![None; devices], cached: vec![false; devices] }
+        let latches = std::iter::repeat_with(Latch::default).take(devices).collect();
+        Self { latches, cached: vec![false; devices] }
     }
 
-    /// A gate to these devices of the kernel's.
-    pub(super) fn to(devices: &[DeviceCapabilities]) -> Self {
-        let cached = devices.iter().map(|device| !device.direct).collect();
-        Self { cached, ..Self::new(devices.len()) }
+    /// A gate to these devices of the kernel's, with what other data paths to them know.
+    pub(super) fn to(devices: &[Device]) -> Self {
+        let latches = devices.iter().map(|device| device.latch().clone()).collect();
+        Self { latches, cached: devices.iter().map(|device| !device.is_direct()).collect() }
     }
 
     /// Checks that `operation` may go to its device.
@@ -55,17 +58,16 @@ impl Gate {
 
     /// Checks that no failure keeps operations of this kind from a device that exists.
     pub fn unlatched(&self, device: DeviceIndex, kind: OperationKind) -> Result<(), Refusal> {
-        match self.latches[usize::from(device.0)] {
+        match self.latches[usize::from(device.0)].cause() {
             Some(cause) if refuses(cause, kind) => Err(Refusal::Latched(cause)),
             _ => Ok(()),
         }
     }
 
     /// Remembers a failure that makes what the device holds uncertain.
-    pub fn judge(&mut self, error: DeviceError) {
+    pub fn judge(&self, error: DeviceError) {
         let device = usize::from(error.device.0);
-        let latch = &mut self.latches[device];
-        let harmless = match error.kind {
+        let is_harmless = match error.kind {
             OperationKind::Write | OperationKind::WriteZeroes
                 if error.status.is_lack_of_room() && !self.cached[device] =>
             {
@@ -76,11 +78,8 @@ impl Gate {
             OperationKind::Read | OperationKind::Deallocate => !error.status.is_removal(),
             _ => error.status.is_unsupported(),
         };
-        // A removal outranks a failed write, since it shuts reads out as well.
-        let known =
-            latch.is_some_and(|cause| cause.status.is_removal() || !error.status.is_removal());
-        if !harmless && !known {
-            *latch = Some(error);
+        if !is_harmless {
+            self.latches[device].close(error);
         }
     }
 }
@@ -154,11 +153,11 @@ mod tests {
     }
 
     fn latched_by(errors: &[DeviceError]) -> Option<DeviceError> {
-        let mut gate = Gate::new(1);
+        let gate = Gate::new(1);
         for &error in errors {
             gate.judge(error);
         }
-        gate.latches[0]
+        gate.latches[0].cause()
     }
 
     #[test]
@@ -181,9 +180,9 @@ mod tests {
             // What a flush finds no room for was written before.
             let flush = failed(OperationKind::Flush, errno);
             assert_eq!(latched_by(&[flush]), Some(flush));
-            let mut through_cache = Gate { cached: vec![true], ..Gate::new(1) };
+            let through_cache = Gate { cached: vec![true], ..Gate::new(1) };
             through_cache.judge(write);
-            assert_eq!(through_cache.latches[0], Some(write));
+            assert_eq!(through_cache.latches[0].cause(), Some(write));
         }
     }
 

@@ -29,6 +29,7 @@ mod error;
 mod gate;
 mod kernel;
 mod kind;
+mod latch;
 pub mod member;
 mod numa;
 pub mod nvme;

@@ -70,7 +70,7 @@ impl PosixPath {
             registered_files: Feature::Off("pread and pwrite know none".into()),
             notes: vec![format!("{} threads", count * each)],
         };
-        let gate = Gate::to(&capabilities.devices);
+        let gate = Gate::to(&devices);
         let devices: Arc<[Device]> = devices.into();
         let mut jobs = Vec::new();
         for device in 0..count {

@@ -303,21 +303,26 @@ fn a_file_that_shrank_under_the_pool_fails_the_read_as_short_and_nothing_else() 
 }
 
 #[test]
-fn a_failing_write_latches_its_device_and_the_error_keeps_the_kernels_number() {
+fn a_failing_write_latches_its_device_on_all_paths_and_keeps_the_kernels_number() {
     for choice in [PathChoice::Posix, PathChoice::Uring] {
         let directory = Directory::new();
         drop(directory.device("a"));
         // Opened for reading only, so that the kernel refuses the write itself.
         let device = Device::open(&directory.spec("a"), READ_ONLY).unwrap();
-        let provider = Box::new(KernelDevices::new(vec![device], choice));
-        let mut path = provider.open(4).unwrap().path;
+        let open = |device| {
+            let provider = Box::new(KernelDevices::new(vec![device], choice));
+            provider.open(4).unwrap().path
+        };
+        let (mut other, mut path) = (open(device.try_clone().unwrap()), open(device));
         let pool = DmaPool::new(ByteCount::kib(64), false).unwrap();
         let write = || Action::write(filled(&pool, BLOCK, 1), false);
         let error = run(path.as_mut(), 0, Extent::new(0, BLOCK), write()).result.unwrap_err();
         assert_eq!(error.status, Status::Errno(libc::EBADF), "{choice:?}");
-        let again = path.submit(operation(2, 0, Extent::new(0, BLOCK), write())).unwrap_err();
-        assert_eq!(again.reason, Refusal::Latched(error), "{choice:?}");
-        read(path.as_mut(), &pool, 0, Extent::new(0, BLOCK));
+        for path in [&mut path, &mut other] {
+            let again = path.submit(operation(2, 0, Extent::new(0, BLOCK), write())).unwrap_err();
+            assert_eq!(again.reason, Refusal::Latched(error), "{choice:?}");
+            read(path.as_mut(), &pool, 0, Extent::new(0, BLOCK));
+        }
     }
 }
 

@@ -301,7 +301,7 @@ impl Pool {
         let subject = reading.subject().from_byte(range.start);
         let of_range = pieces::of_range(&self.0.stripes, entry, range, self.0.verify_reads);
         let of_range = of_range.map(|piece| piece.healing(!self.0.read_only));
-        let (reactor, pieces) = reader_and_list(reactor, of_range);
+        let (reactor, pieces) = mover_and_list(reactor, of_range);
         let transfer = Transfer::Read { destination, pieces };
         let finish = Finish::new(move |_| drop(reading));
         Ok(reactor.submit_about(subject, transfer, urgency, notify, finish)?)
@@ -325,7 +325,7 @@ impl Pool {
             return Err(GetError::Memory { tensor: key.or(entry), found, needed });
         }
         let of_range = pieces::of_range(&self.0.stripes, entry, 0..entry.length, true);
-        let (reactor, pieces) = reader_and_list(reactor, of_range);
+        let (reactor, pieces) = mover_and_list(reactor, of_range);
         let transfer = Transfer::Verify { source, pieces };
         let (subject, finish) = (Subject::named(version), Finish::nothing());
         Ok(reactor.submit_about(subject, transfer, Urgency::Ahead, notify, finish)?)
@@ -458,16 +458,16 @@ impl Pool {
     }
 }
 
-/// Returns the reactor that reads these pieces, and a piece list from its free list.
-fn reader_and_list(
+/// Returns the reactor that moves these pieces, and a piece list from its free list.
+fn mover_and_list(
     reactor: &Reactor,
     pieces: impl Iterator<Item = Piece>,
 ) -> (&Reactor, Vec<Piece>) {
     let mut pieces = pieces.peekable();
-    let reader = pieces.peek().map_or(reactor, |first| reactor.reader(first.device));
-    let mut list = reader.pieces();
+    let mover = pieces.peek().map_or(reactor, |first| reactor.mover(first.device));
+    let mut list = mover.pieces();
     list.extend(pieces);
-    (reader, list)
+    (mover, list)
 }
 
 impl Inner {

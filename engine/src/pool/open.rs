@@ -118,12 +118,12 @@ fn open_arranged(
     };
     let provider = || members.provider(&request);
     let chunk = ByteCount(geometry.stripe_unit);
-    let readers = readers(&members, chunk, options);
+    let others = threads(&members, chunk, options) - 1;
     let reactor = MembersReactor::new(
         &members,
-        Reactor::start_with_readers(
+        Reactor::start_with_threads(
             provider()?,
-            (0..readers).map(|_| provider()).collect::<Result<_, _>>()?,
+            (0..others).map(|_| provider()).collect::<Result<_, _>>()?,
             &ReactorOptions {
                 staging: options.staging,
                 buffers: options.buffers,
@@ -334,9 +334,9 @@ impl Found<'_> {
     }
 }
 
-/// Returns the number of threads that read besides the reactor's: one for each device at most,
-/// where the data path may be opened several times.
-fn readers(members: &Members, chunk: ByteCount, options: &OpenOptions) -> usize {
+/// Returns the number of threads that move tensors: one for each device at most, where the data path
+/// may be opened several times.
+fn threads(members: &Members, chunk: ByteCount, options: &OpenOptions) -> usize {
     /// Threads in all. Four cores compare more with checksums than a machine's SSDs read.
     const THREADS_MAX: usize = 4;
     /// Chunks of staging memory for each, so that its devices do not wait for them; at least two
@@ -344,11 +344,10 @@ fn readers(members: &Members, chunk: ByteCount, options: &OpenOptions) -> usize 
     const CHUNKS: u64 = 8;
     let alone = options.stepped || options.backend.is_some() || options.gpu.is_some();
     if alone || !members.allow_several_paths() {
-        return 0;
+        return 1;
     }
     let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
     let chunks = CHUNKS.max(2 * members.0.len() as u64);
     let by_staging = (options.staging.0 / chunk.0 / chunks) as usize;
-    let threads = members.0.len().min(processors).min(by_staging).min(THREADS_MAX);
-    threads.saturating_sub(1)
+    members.0.len().min(processors).min(by_staging).clamp(1, THREADS_MAX)
 }

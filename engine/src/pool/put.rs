@@ -6,7 +6,7 @@ use super::announce::Announced;
 use super::error::{PutError, Unusable};
 use super::held::PendingWrite;
 use super::options::PutOptions;
-use super::{Pool, pieces};
+use super::{Pool, mover_and_list, pieces};
 use crate::layout::{Copies, TensorKey};
 use crate::log::{Durability, Lane, PutRequest, ReservationKey};
 use crate::memory::Source;
@@ -23,12 +23,12 @@ pub struct Put {
     pub options: PutOptions,
 }
 
-/// Wakes a reactor at the end, whatever that is.
+/// Wakes a reactor's threads at the end, whatever that is.
 struct Rouse<'a>(&'a Reactor);
 
 impl Drop for Rouse<'_> {
     fn drop(&mut self) {
-        self.0.wake();
+        self.0.wake_all();
     }
 }
 
@@ -44,8 +44,8 @@ impl Pool {
         let put = Put { key: key.into(), source, options };
         let reactor = self.reactor()?;
         let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
-        let ticket = self.enqueue_scratch(reactor, put)?;
-        reactor.wake();
+        let (ticket, mover) = self.enqueue_scratch(reactor, put)?;
+        mover.wake();
         Ok(ticket)
     }
 
@@ -66,23 +66,28 @@ impl Pool {
         // Also where the iterator panics.
         let _rouse = Rouse(reactor);
         for put in puts {
-            tickets.push(self.enqueue_scratch(reactor, put)?);
+            tickets.push(self.enqueue_scratch(reactor, put)?.0);
         }
         Ok(())
     }
 
-    fn enqueue_scratch(&self, reactor: &Reactor, put: Put) -> Result<Ticket, PutError> {
+    /// Enqueues a scratch put; returns its ticket and the reactor to wake.
+    fn enqueue_scratch<'a>(
+        &self,
+        reactor: &'a Reactor,
+        put: Put,
+    ) -> Result<(Ticket, &'a Reactor), PutError> {
         let Put { key: TensorKey { id, name }, source, options } = put;
         let copies = options.copies.unwrap_or(Copies::One);
         let lane = Lane { durability: Durability::Scratch, class: options.lifetime, copies };
         let request = PutRequest { id, name, length: source.len() as u64, lane };
-        let (ticket, _) =
+        let (ticket, _, mover) =
             self.enqueue_put(reactor, &request, source, options, |write, outcome| {
                 if let Ok(checksums) = outcome {
                     write.install(checksums);
                 }
             })?;
-        Ok(ticket)
+        Ok((ticket, mover))
     }
 
     /// Checks that the pool may have tensors with these copies, and has its superblocks say so.
@@ -102,21 +107,21 @@ impl Pool {
     ) -> Result<(Ticket, ReservationKey), PutError> {
         let reactor = self.reactor()?;
         let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
-        let begun = self.enqueue_put(reactor, request, source, options, finish)?;
-        reactor.wake();
-        Ok(begun)
+        let (ticket, put, mover) = self.enqueue_put(reactor, request, source, options, finish)?;
+        mover.wake();
+        Ok((ticket, put))
     }
 
     /// Reserves space and enqueues the write; `finish` gets the complete write, or drops it and
-    /// thereby gives its space back.
-    fn enqueue_put(
+    /// thereby gives its space back. Returns the reactor to wake, too.
+    fn enqueue_put<'a>(
         &self,
-        reactor: &Reactor,
+        reactor: &'a Reactor,
         request: &PutRequest,
         source: Source,
         options: PutOptions,
         finish: impl FnOnce(PendingWrite, Result<&[u32], TransferError>) + Send + 'static,
-    ) -> Result<(Ticket, ReservationKey), PutError> {
+    ) -> Result<(Ticket, ReservationKey, &'a Reactor), PutError> {
         if self.is_read_only() {
             let (id, name) = (request.id, request.name.clone());
             return Err(PutError::ReadOnly(TensorKey { id, name }));
@@ -125,10 +130,11 @@ impl Pool {
         if lane.copies != Copies::One {
             self.allow_copies(reactor, lane.copies)?;
         }
-        let (mut pieces, handle) = (reactor.pieces(), self.0.handles.of_lane(lane));
-        let reservation = self.begin_put(reactor, request, |runs| {
+        let handle = self.0.handles.of_lane(lane);
+        let (reservation, (mover, pieces)) = self.begin_put(reactor, request, |runs| {
             let placements = self.0.stripes.placements(runs, length);
-            pieces.extend(placements.map(|placement| pieces::whole(placement).placed(handle)));
+            let pieces = placements.map(|placement| pieces::whole(placement).placed(handle));
+            mover_and_list(reactor, pieces)
         })?;
         let put = reservation.key();
         let write = PendingWrite::new(Arc::clone(&self.0.shared), reservation);
@@ -141,6 +147,6 @@ impl Pool {
         // Where the engine takes nothing, it drops `ended` and with it the reservation.
         let subject = request.name.as_deref().map_or(Subject::of(request.id), Subject::called);
         let PutOptions { urgency, notify, .. } = options;
-        Ok((reactor.enqueue(subject, transfer, urgency, notify, ended)?, put))
+        Ok((mover.enqueue(subject, transfer, urgency, notify, ended)?, put, mover))
     }
 }

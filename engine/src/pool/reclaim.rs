@@ -54,18 +54,18 @@ impl Pool {
 
     /// Reserves space for a put and tells `place` where; reclaims where there is too little, until
     /// there is enough or nothing more to be had.
-    pub(super) fn begin_put(
+    pub(super) fn begin_put<Placed>(
         &self,
         reactor: &Reactor,
         request: &PutRequest,
-        place: impl FnOnce(&[Run]),
-    ) -> Result<Reservation, PutError> {
+        place: impl FnOnce(&[Run]) -> Placed,
+    ) -> Result<(Reservation, Placed), PutError> {
         let mut contents = self.0.shared.contents();
         let mut begun = contents.begin_apart(request.clone());
         if matches!(begun, Err(BeginError::Full(_))) {
             drop(contents);
             // This takes its time; what was enqueued before need not wait for it.
-            reactor.wake();
+            reactor.wake_all();
             begun = self.reclaim_turn().begin_put(reactor, request);
             contents = self.0.shared.contents();
         }
@@ -76,8 +76,8 @@ impl Pool {
             let key = TensorKey { id: request.id, name: request.name.clone() };
             PutError::from_begin(contents.called(key), error)
         })?;
-        place(contents.runs(&reservation));
-        Ok(reservation)
+        let placed = place(contents.runs(&reservation));
+        Ok((reservation, placed))
     }
 
     /// Waits until nobody else reclaims.

@@ -120,6 +120,13 @@ impl Mailbox {
         self.waker.wake();
     }
 
+    /// Wakes the reactor thread if it sleeps although there is something for it.
+    pub(super) fn wake_for_news(&self) {
+        if !self.is_forked() && !self.inbox().commands.is_empty() {
+            self.waker.wake();
+        }
+    }
+
     /// Returns the reason why no transfer would be taken now, if that is so.
     pub(super) fn refusal(&self) -> Option<SubmitError> {
         if self.is_forked() {

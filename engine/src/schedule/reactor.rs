@@ -20,14 +20,14 @@ use crate::path::{Capabilities, Extent, PathProvider};
 use crate::units::{ByteCount, DeviceIndex};
 
 /// One thread that moves transfers between memory and a group of devices; and others, if it was
-/// given any, to which reads may be given, too.
+/// given any, to which transfers may be given, too.
 pub struct Reactor {
     submitter: Submitter,
     thread: Option<JoinHandle<usize>>,
     base: ReactorStats,
     counters: Arc<[DeviceCounters]>,
     pub(super) memory: DmaPool,
-    readers: Vec<Reactor>,
+    others: Vec<Reactor>,
 }
 
 impl Reactor {
@@ -39,23 +39,24 @@ impl Reactor {
         Self::start_one(provider, options, Staging { threads: 1, memory: None })
     }
 
-    /// Starts a reactor, as [`Self::start`] does, with one more thread for each of `readers`, which
-    /// open data paths to the same devices. The staging memory is shared alike.
+    /// Starts a reactor, as [`Self::start`] does, with one more thread for each of `others`, which
+    /// open data paths to the same devices, and know of failures on each other's. The staging
+    /// memory is shared alike.
     ///
     /// What a device has read lies in the caches of the core that moved it, or that the device's
     /// interrupt went to, and comparing it with its checksum there costs a fraction; and one core
-    /// compares no more than it can read.
-    pub fn start_with_readers(
+    /// copies and compares no more than it can read.
+    pub fn start_with_threads(
         provider: Box<dyn PathProvider>,
-        readers: Vec<Box<dyn PathProvider>>,
+        others: Vec<Box<dyn PathProvider>>,
         options: &ReactorOptions,
     ) -> Result<Self, StartError> {
-        let threads = readers.len() + 1;
+        let threads = others.len() + 1;
         let staging = |memory| Staging { threads, memory };
         let mut first = Self::start_one(provider, options.clone(), staging(None))?;
-        for provider in readers {
+        for provider in others {
             let memory = staging(Some(first.memory.clone()));
-            first.readers.push(Self::start_one(provider, options.clone(), memory)?);
+            first.others.push(Self::start_one(provider, options.clone(), memory)?);
         }
         Ok(first)
     }
@@ -87,15 +88,15 @@ impl Reactor {
             started.recv().map_err(|_| gone())??;
         let capabilities = Arc::new(stats.capabilities.clone());
         let submitter = Submitter::new(mailbox, capabilities, chunk);
-        let (thread, readers) = (Some(thread), Vec::new());
-        Ok(Self { submitter, thread, base: stats, counters, memory, readers })
+        let (thread, others) = (Some(thread), Vec::new());
+        Ok(Self { submitter, thread, base: stats, counters, memory, others })
     }
 
-    /// Returns the reactor that reads, or verifies, what begins on this device: always the same
+    /// Returns the reactor that moves, or verifies, what begins on this device: always the same
     /// one.
-    pub fn reader(&self, device: DeviceIndex) -> &Self {
-        let threads = self.readers.len() + 1;
-        (usize::from(device.0) % threads).checked_sub(1).map_or(self, |other| &self.readers[other])
+    pub fn mover(&self, device: DeviceIndex) -> &Self {
+        let threads = self.others.len() + 1;
+        (usize::from(device.0) % threads).checked_sub(1).map_or(self, |other| &self.others[other])
     }
 
     /// Returns the capabilities of the data path.
@@ -128,13 +129,13 @@ impl Reactor {
     /// Returns the statistics of the reactor.
     pub fn stats(&self) -> ReactorStats {
         let mut devices: Vec<_> = self.counters.iter().map(DeviceCounters::snapshot).collect();
-        for reader in &self.readers {
+        for other in &self.others {
             devices
                 .iter_mut()
-                .zip(reader.counters.iter())
+                .zip(other.counters.iter())
                 .for_each(|(all, some)| *all += some.snapshot());
         }
-        ReactorStats { devices, readers: self.readers.len(), ..self.base.clone() }
+        ReactorStats { devices, threads: self.others.len() + 1, ..self.base.clone() }
     }
 
     /// Takes a transfer. `finish` runs on the reactor thread at its end, then the ticket turns
@@ -166,6 +167,12 @@ impl Reactor {
     /// Wakes the reactor's thread if it sleeps.
     pub(crate) fn wake(&self) {
         self.submitter.mailbox.wake();
+    }
+
+    /// Wakes those of the threads that sleep although there is something for them.
+    pub(crate) fn wake_all(&self) {
+        self.submitter.mailbox.wake_for_news();
+        self.others.iter().for_each(Self::wake_all);
     }
 
     /// Enqueues, as [`Self::submit_about`] does, but a reactor that sleeps sees the transfer only
@@ -278,14 +285,14 @@ impl Reactor {
         let (answer, released) = mpsc::sync_channel(1);
         mailbox.send(ReactorMessage::ReleaseStaging(answer));
         let here = released.recv().unwrap_or(false);
-        let elsewhere: Vec<bool> = self.readers.iter().map(Self::release_staging).collect();
+        let elsewhere: Vec<bool> = self.others.iter().map(Self::release_staging).collect();
         here && elsewhere.into_iter().all(|each| each)
     }
 
     /// Ends the reactor at this time, or before: what is in flight then ends as stopped, and
     /// nothing more is taken. Whoever waits for a transfer waits no longer.
     pub fn end_at(&self, time: Instant) {
-        self.readers.iter().for_each(|reader| reader.end_at(time));
+        self.others.iter().for_each(|other| other.end_at(time));
         if !self.submitter.mailbox.is_forked() {
             self.submitter.mailbox.end_at(time);
         }
@@ -301,8 +308,8 @@ impl Reactor {
 
     /// Ends all threads. Returns how many operations never came back.
     fn stop(&mut self) -> usize {
-        let readers: usize = self.readers.iter_mut().map(Self::stop).sum();
-        readers + self.stop_thread()
+        let elsewhere: usize = self.others.iter_mut().map(Self::stop).sum();
+        elsewhere + self.stop_thread()
     }
 
     fn stop_thread(&mut self) -> usize {

@@ -24,8 +24,8 @@ pub struct ReactorStats {
     pub backing_why: String,
     /// The GPU whose memory transfers may name, if there is one.
     pub gpu: Option<GpuStats>,
-    /// Threads that read besides the reactor's own.
-    pub readers: usize,
+    /// Threads that move tensors.
+    pub threads: usize,
     /// The devices, by index.
     pub devices: Vec<DeviceStats>,
 }

@@ -130,7 +130,7 @@ impl Worker {
             backing: memory.backing(),
             backing_why: memory.why().to_owned(),
             gpu,
-            readers: 0,
+            threads: 1,
             devices: Vec::new(),
         };
         let worker = Self {

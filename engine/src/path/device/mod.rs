@@ -26,6 +26,7 @@ pub use self::reserve::FillProgress;
 use self::reserve::reserve;
 use super::DeviceCapabilities;
 use super::error::help_with_open_files;
+use super::latch::Latch;
 use super::operation::{Action, Status};
 use crate::memory::ALIGNMENT;
 use crate::units::ByteCount;
@@ -174,6 +175,7 @@ pub struct Device {
     logical_block: u32,
     direct: bool,
     claim: Option<Arc<Claim>>,
+    latch: Latch,
 }
 
 impl Device {
@@ -284,13 +286,20 @@ impl Device {
         if logical_block as usize > ALIGNMENT {
             return Err(DeviceOpenError::Block { path, block: logical_block });
         }
-        Ok(Self { file, path, kind, size: ByteCount(size), logical_block, direct, claim: None })
+        let (size, claim, latch) = (ByteCount(size), None, Latch::default());
+        Ok(Self { file, path, kind, size, logical_block, direct, claim, latch })
     }
 
-    /// Opens the device once more, for a second data path.
+    /// Opens the device once more, for a second data path, which knows of failures on the first.
     pub fn try_clone(&self) -> io::Result<Self> {
         let (file, path) = (self.file.try_clone()?, self.path.clone());
-        Ok(Self { file, path, claim: self.claim.clone(), ..*self })
+        let (claim, latch) = (self.claim.clone(), self.latch.clone());
+        Ok(Self { file, path, claim, latch, ..*self })
+    }
+
+    /// The failure that all data paths to it know of.
+    pub(super) fn latch(&self) -> &Latch {
+        &self.latch
     }
 
     /// The open file.

@@ -69,7 +69,7 @@ impl UringPath {
             registered_files: queue.register_files(&descriptors),
             notes: vec![note],
         };
-        let (gate, slots) = (Gate::to(&capabilities.devices), Slots::new(depth));
+        let (gate, slots) = (Gate::to(&devices), Slots::new(depth));
         let (done, unfinished) = (vec![0; depth as usize], Vec::with_capacity(depth as usize));
         Ok(Self { queue, devices, capabilities, gate, slots, done, unfinished })
     }
@@ -113,12 +113,7 @@ fn capabilities_of(device: &Device) -> DeviceCapabilities {
 }
 
 /// Ends the operation in a slot, given the bytes moved in all, or the kernel's error number.
-fn end(
-    slots: &mut Slots,
-    gate: &mut Gate,
-    slot: u32,
-    answer: Result<u32, i32>,
-) -> Option<Completion> {
+fn end(slots: &mut Slots, gate: &Gate, slot: u32, answer: Result<u32, i32>) -> Option<Completion> {
     let completion = complete(slots.take(slot)?, answer);
     if let Err(error) = completion.result {
         gate.judge(error);

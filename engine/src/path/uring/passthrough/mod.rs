@@ -118,7 +118,7 @@ impl PassthroughPath {
             // it.
             shares: Shares::new(queue.room() as usize / 2, targets.len()),
             queue,
-            gate: Gate::new(targets.len()),
+            gate: Gate::to(devices),
             targets,
             capabilities,
             slots: Slots::new(depth),
@@ -315,7 +315,7 @@ fn end(
     operation: Operation,
     flight: &PassthroughInFlight,
     target: &CommandTarget,
-    gate: &mut Gate,
+    gate: &Gate,
 ) -> Completion {
     let moved = operation.extent.length.0 as u32;
     let outcome = flight.failure().map_or(Ok(moved), |status| Err(target.meant(status)));

@@ -1,4 +1,4 @@
-//! Threads that read besides the reactor's.
+//! Several threads that move the tensors of a pool.
 
 mod common;
 
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use common::{Directory, get, quick, small, stage};
 use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::{Destination, Source};
-use tidelog_engine::pool::{OpenOptions, Pool};
+use tidelog_engine::pool::{OpenOptions, Pool, PutOptions};
 use tidelog_engine::schedule::{TransferError, Urgency};
 use tidelog_engine::units::ByteCount;
 
@@ -27,14 +27,14 @@ fn id(index: u64) -> TensorId {
     TensorId::from_name(&name(index))
 }
 
-/// A pool with as many readers as this machine allows, and that it has them where it has cores.
+/// A pool with as many threads as this machine allows.
 fn filled(directory: &Directory) -> Pool {
     let specs = directory.devices();
     Pool::format(&specs, &small()).unwrap();
     let options = OpenOptions { staging: ByteCount::mib(16), ..quick() };
     let pool = Pool::open(&specs, &options).unwrap();
     let processors = std::thread::available_parallelism().unwrap().get();
-    assert_eq!(pool.stats().unwrap().reactor.readers, specs.len().min(processors).min(4) - 1);
+    assert_eq!(pool.stats().unwrap().reactor.threads, specs.len().min(processors).min(4));
     let mut batch = pool.batch();
     (0..TENSORS).for_each(|index| stage(&mut batch, &name(index), content(index)));
     batch.commit().unwrap();
@@ -43,7 +43,7 @@ fn filled(directory: &Directory) -> Pool {
 
 #[test]
 fn what_they_read_and_verify_is_what_was_put_and_is_counted() {
-    let directory = Directory::new("readers");
+    let directory = Directory::new("threads");
     let pool = Arc::new(filled(&directory));
     let before: u64 = pool.stats().unwrap().reactor.devices.iter().map(|it| it.reads).sum();
     let threads = (0..4).map(|thread| {
@@ -78,8 +78,50 @@ fn what_they_read_and_verify_is_what_was_put_and_is_counted() {
 }
 
 #[test]
+fn what_they_write_in_turns_is_there_and_is_counted() {
+    let directory = Directory::new("threads-write");
+    let pool = Arc::new(filled(&directory));
+    let before: u64 = pool.stats().unwrap().reactor.devices.iter().map(|it| it.writes).sum();
+    let scratch = |thread: u64, turn: u64| format!("scratch {thread} {}", turn % 3);
+    let threads = (0..4).map(|thread| {
+        let pool = Arc::clone(&pool);
+        std::thread::spawn(move || {
+            for turn in 0..24 {
+                // Each is written anew while its last version may still be on its way.
+                let put = |turn: u64| {
+                    let (name, bytes) = (scratch(thread, turn), content(100 * thread + turn));
+                    pool.put(&*name, Source::from(bytes), PutOptions::default()).unwrap()
+                };
+                let tickets = [put(turn), put(turn + 1), put(turn)];
+                for ticket in tickets {
+                    ticket.wait().unwrap();
+                }
+                let there = TensorId::from_name(&scratch(thread, turn));
+                assert_eq!(get(&pool, there).unwrap(), content(100 * thread + turn));
+                if turn % 6 == thread {
+                    let mut batch = pool.batch();
+                    stage(&mut batch, &name(thread), content(turn));
+                    batch.commit().unwrap();
+                }
+            }
+        })
+    });
+    threads.collect::<Vec<_>>().into_iter().for_each(|thread| thread.join().unwrap());
+    let writes: u64 = pool.stats().unwrap().reactor.devices.iter().map(|it| it.writes).sum();
+    assert!(writes - before >= 4 * 24 * 3 * 3, "all threads' writes are counted: {writes}");
+    pool.audit().unwrap();
+    Arc::into_inner(pool).unwrap().close().unwrap();
+    let pool = Pool::open(&directory.devices(), &quick()).unwrap();
+    for index in 0..TENSORS {
+        let last = if index < 4 { 18 + index } else { index };
+        assert_eq!(get(&pool, id(index)).unwrap(), content(last), "tensor {index}");
+    }
+    pool.close().unwrap();
+}
+
+#[test]
 fn rot_that_they_find_names_its_device_and_is_not_delivered() {
-    let directory = Directory::new("readers-rot");
+    let directory = Directory::new("threads-rot");
     let pool = filled(&directory);
     // Every place of every device that holds tensors: whoever reads finds it.
     let (geometry, names) = (pool.description().geometry, pool.description().devices.clone());
@@ -122,7 +164,7 @@ fn rot_that_they_find_names_its_device_and_is_not_delivered() {
 
 #[test]
 fn closing_waits_for_what_they_read_and_takes_no_more() {
-    let directory = Directory::new("readers-close");
+    let directory = Directory::new("threads-close");
     let pool = filled(&directory);
     let tickets: Vec<_> = (0..TENSORS)
         .map(|index| {
@@ -142,7 +184,7 @@ fn closing_waits_for_what_they_read_and_takes_no_more() {
 
 #[test]
 fn staging_memory_that_cannot_be_shared_alike_is_not_left_for_callers() {
-    let directory = Directory::new("readers-odd");
+    let directory = Directory::new("threads-odd");
     let specs = directory.devices();
     Pool::format(&specs, &small()).unwrap();
     for chunks in 16..20 {
