@@ -16,8 +16,8 @@ use crate::plan::{Plan, PlannedBytes};
 use crate::simulate::{GpuStep, Policy, SimulateError, Simulation, simulate_on_gpu};
 use crate::trace::Trace;
 use crate::units::{Bytes, Nanos};
-pub use bridge::Bridge;
 use bridge::machine;
+pub use bridge::{Bridge, session_runtime};
 pub use constants::{Constant, ConstantSource, Constants, OpsIn, RangeEnd};
 
 /// Effort of the search for a step's bound: a quarter of the steps prove up to a fifteenth less,
