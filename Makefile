@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup toolchain build build-ahead release-ahead demo test tidy docs docs-links figures lint test-rust sim storm planted \
 	faults fixture crash test-spdk nvme-vm nvme-vm-short recovery test-torch test-ranks test-integrations \
 	test-versions test-slow everywhere models bench bench-ranks compare compare-spdk \
-	compare-training test-compare fuzz loom sanitize aarch64 miri paper gpu-step host-updates pictures gpu gpu-build wheel sdist install uninstall clean
+	compare-training test-compare fuzz loom sanitize aarch64 miri paper gpu-step gpu-walk host-updates pictures gpu gpu-build wheel sdist install uninstall clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -189,6 +189,9 @@ paper: setup ## Every policy on TERAIO's models, recorded without their hardware
 
 gpu-step: ## What a training step takes on a GPU, and why, by a model with two clocks; no GPU; 10 minutes; ARGUMENTS="--help" says more
 	@cargo run --release -q -p tidelog-planner --example gpu-step -- $(ARGUMENTS)
+
+gpu-walk: setup ## A step of gpu-step beside the walk of the real code, on a fake GPU in virtual time; ARGUMENTS="--help" says more
+	@$(PYTHON) benches/gpu_walk.py $(ARGUMENTS)
 
 host-updates: setup ## Updates on the host beside other orders, Llama3-8B in 24 GiB by the model of gpu-step; no GPU; ARGUMENTS="GIB" of host memory
 	@mkdir -p target

@@ -15,9 +15,10 @@
 static bool runs;
 static uint64_t copy_ns = 5000, bytes_per_us = 50000, sum_ns = 3000;
 
-bool is_clocked(void) { return runs; }
+bool is_clocked(void) { return runs || is_virtual(); }
 
 uint64_t clock_now(void) {
+    if (is_virtual()) return virtual_now();
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000 + now.tv_nsec;
@@ -33,7 +34,7 @@ void fake_clock(bool on, uint64_t fixed_ns, uint64_t rate) {
     pthread_mutex_unlock(&fake_lock);
 }
 
-bool fake_is_clocked(void) { return runs; }
+bool fake_is_clocked(void) { return is_clocked(); }
 
 /* What each checksum takes beside its bytes. */
 void fake_sums_take(uint64_t ns) { sum_ns = ns; }
@@ -68,6 +69,7 @@ static bool keep_up_in(struct Stream *stream, uint64_t now) {
 }
 
 void keep_up(void) {
+    if (is_virtual()) { virtual_keep_up(); return; }
     uint64_t now = clock_now();
     for (bool moved = !held; moved;) {
         moved = keep_up_in(&default_stream, now);
@@ -79,6 +81,7 @@ void keep_up(void) {
 void wait_for_gpu(void) {
     pthread_mutex_lock(&fake_lock);
     state.waits++;
+    if (is_virtual()) virtual_wait_for_stream(NULL);
     for (unsigned i = 0; runs && i < stream_count; i++) drain(streams[i]);
     pthread_mutex_unlock(&fake_lock);
 }

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 CUresult cuInit(unsigned flags) { (void)flags; return planned("cuInit"); }
 CUresult cuDriverGetVersion(int *version) { *version = 12020; return OK; }
@@ -46,7 +47,8 @@ CUresult cuCtxSynchronize(void) {
     pthread_mutex_unlock(&fake_lock);
     return OK;
 }
-CUresult cuMemGetInfo_v2(size_t *free_, size_t *all) { *free_ = 1u << 30; *all = 1u << 30; return OK; }
+/* Of memory in which there are no bytes there is as much as on a large GPU. */
+CUresult cuMemGetInfo_v2(size_t *free_, size_t *all) { *free_ = *all = (size_t)(is_virtual() ? 140 : 1) << 30; return OK; }
 
 #define ALIGNED 512
 CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t length) {
@@ -167,12 +169,13 @@ CUresult cuMemHostAlloc(void **at, size_t length, unsigned flags) {
     pthread_mutex_lock(&fake_lock);
     int code = planned("host_alloc");
     if (!code) {
-        *at = calloc(1, length);
-        if (!*at) code = NO_MEMORY;
+        *at = is_virtual() ? mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+                           : calloc(1, length);
+        if (!*at || *at == MAP_FAILED) code = NO_MEMORY;
     }
     if (!code) {
         for (unsigned i = 0; i < MAX; i++)
-            if (!words[i].base) { words[i].base = *at; words[i].length = length; break; }
+            if (!words[i].base) { words[i] = (struct Range){ *at, length, is_virtual() }; break; }
         state.allocated++;
     }
     pthread_mutex_unlock(&fake_lock);
@@ -182,7 +185,11 @@ CUresult cuMemFreeHost(void *at) {
     WAITS;
     pthread_mutex_lock(&fake_lock);
     for (unsigned i = 0; i < MAX; i++)
-        if (words[i].base == at) { words[i].base = NULL; state.allocated--; free(at); }
+        if (words[i].base == at) {
+            words[i].base = NULL;
+            state.allocated--;
+            if (words[i].is_mapped) munmap(at, words[i].length); else free(at);
+        }
     pthread_mutex_unlock(&fake_lock);
     return OK;
 }
@@ -227,7 +234,8 @@ CUresult cuStreamCreateWithPriority(struct Stream **stream, unsigned flags, int 
     pthread_mutex_lock(&fake_lock);
     *stream = calloc(1, sizeof **stream);
     if (stream_count < MAX) streams[stream_count++] = *stream;
-    state.urgent_streams += priority == HIGHEST_PRIORITY;
+    (*stream)->is_urgent = priority == HIGHEST_PRIORITY;
+    state.urgent_streams += (*stream)->is_urgent;
     pthread_mutex_unlock(&fake_lock);
     return OK;
 }
@@ -299,6 +307,11 @@ CUresult cuEventQuery(struct Event *event) {
 CUresult cuEventSynchronize(struct Event *event) {
     UNSAFE;
     bool happened = false;
+    if (is_virtual()) { /* Time passes when all sleep. */
+        pthread_mutex_lock(&fake_lock);
+        if (usable(event)) virtual_wait_for_event(event);
+        pthread_mutex_unlock(&fake_lock);
+    }
     while (!happened) { /* Time passes for others meanwhile. */
         pthread_mutex_lock(&fake_lock);
         tick();

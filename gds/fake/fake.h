@@ -62,7 +62,7 @@ void violated(const char *what, uint64_t at, uint64_t length);
 /* ---- memory.c: what is allocated, page-locked and pinned ---- */
 
 extern struct Allocation { CUdeviceptr base; size_t length; bool synchronous; void *context; } memory[MAX];
-struct Range { char *base; size_t length; };
+struct Range { char *base; size_t length; bool is_mapped; };
 extern struct Range words[MAX]; /* host memory that kernels may write */
 extern struct Range locks[MAX]; /* host memory that was page-locked where it was */
 
@@ -103,11 +103,12 @@ struct Step {
     void *owned;
     struct Kernel *kernel;
     uint64_t appended_at; /* by the clock */
+    uint64_t order;       /* in which steps came to be the first of their streams, where time is virtual */
     struct Step *next;
 };
 struct Stream {
     struct Step *head, *tail;
-    bool destroyed, computes;
+    bool destroyed, computes, is_urgent;
     uint64_t ended_at, computed_at; /* its last step and its last kernel, by the clock */
 };
 extern struct Stream *streams[MAX], default_stream;
@@ -161,6 +162,20 @@ uint64_t clock_now(void);
 void keep_up(void);
 /* The calling thread waits for the GPU by itself, as the call's documentation says or allows. The lock is not held. */
 void wait_for_gpu(void);
+
+/* ---- virtual.c: a clock that runs only while all threads sleep ---- */
+
+bool is_virtual(void);
+uint64_t virtual_now(void);
+/* All happens that has happened by now. */
+void virtual_keep_up(void);
+/* The thread sleeps until the event as it is recorded now has happened, or all of a stream has (NULL: of all of them). The
+ * lock is held, and given up meanwhile. */
+void virtual_wait_for_event(const struct Event *event);
+void virtual_wait_for_stream(const struct Stream *stream);
+/* A granule is mapped elsewhere. */
+void virtual_remap(void);
+void virtual_abandon(void);
 
 /* ---- capture.c: a graph that is being captured ---- */
 

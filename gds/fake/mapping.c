@@ -160,7 +160,7 @@ CUresult cuMemSetAccess(CUdeviceptr at, size_t length, const struct Access *acce
     }
     if (!code) {
         mprotect(near(at), length, PROT_READ | PROT_WRITE);
-        memset(near(at), 0xDB, length);
+        if (!is_virtual()) memset(near(at), 0xDB, length);
         memset(r->places + (near(at) - r->base) / r->granule, ACCESSIBLE, length / r->granule);
     }
     pthread_mutex_unlock(&fake_lock);
@@ -170,6 +170,7 @@ CUresult cuMemSetAccess(CUdeviceptr at, size_t length, const struct Access *acce
 CUresult cuMemUnmap(CUdeviceptr at, size_t length) {
     pthread_mutex_lock(&fake_lock);
     struct Reservation *r = reserved(at);
+    virtual_remap();
     int code = planned("unmap");
     unmappings++;
     if (!code && !(r && is_aligned(r, at, length) && !are(r, at, length, NOTHING))) {

@@ -98,6 +98,7 @@ bool advance(struct Stream *stream) {
         char *from = s->kind == COPY_IN ? (char *)(uintptr_t)s->from : near(s->from);
         char *to = s->kind == COPY_OUT ? (char *)(uintptr_t)s->to : near(s->to);
         if (!from_there || !to_there) ;
+        else if (is_virtual()) { if (s->kind == SUM) memset(to, 0, 4 * s->parts); } /* there are no bytes */
         else if (s->kind == ZERO) memset(to, 0, s->length);
         else if (s->kind == SUM) crc32c_in_parts((unsigned char *)from, s->length, s->parts, to);
         else memcpy(to, from, s->length);
@@ -137,9 +138,11 @@ void append(struct Stream *stream, struct Step step) {
     s->appended_at = is_clocked() ? clock_now() : 0;
     if (stream->tail) stream->tail->next = s; else stream->head = s;
     stream->tail = s;
+    if (is_virtual()) virtual_keep_up();
 }
 
 void abandon(void) {
+    virtual_abandon();
     for (unsigned i = 0; i <= stream_count; i++) {
         struct Stream *stream = i < stream_count ? streams[i] : &default_stream;
         for (struct Step *s = stream->head, *next; s; s = next) {
@@ -153,7 +156,8 @@ void abandon(void) {
 }
 
 void drain(struct Stream *stream) {
-    while (stream->head && is_clocked() && !held && !state.broken) { /* Others go on meanwhile. */
+    if (is_virtual() && !held && !state.broken) virtual_wait_for_stream(stream);
+    while (stream->head && is_clocked() && !is_virtual() && !held && !state.broken) { /* Others go on meanwhile. */
         keep_up();
         pthread_mutex_unlock(&fake_lock);
         sched_yield();

@@ -18,6 +18,9 @@ pub(super) const SLOTS: usize = 2;
 pub(super) const UNIT: u32 = 64 << 10;
 /// Words that the kernel returns for each checksum.
 pub(super) const PARTS: u32 = parts_of(UNIT);
+/// Words of a slot at first: those of a tensor of 64 MiB. To make room for more waits for all that
+/// the GPU does.
+const WORDS_FIRST: u32 = (64 << 20) / UNIT * PARTS;
 
 /// One direction's stream, and what belongs to it.
 pub(super) struct TierCopies {
@@ -41,7 +44,7 @@ struct Slot {
 impl TierCopies {
     pub(super) fn new(gpu: &Arc<Gpu>, memory: &Arc<HostMemory>) -> Result<Self, CudaError> {
         let slot = || {
-            let words = HostWords::new(gpu, 1 << 10)?;
+            let words = HostWords::new(gpu, WORDS_FIRST)?;
             Ok(Slot { done: Event::awaited(gpu)?, timer: CopyTimer::new(gpu)?, words, units: 0 })
         };
         Ok(Self {

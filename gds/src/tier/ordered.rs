@@ -8,6 +8,9 @@
 //!   by then. Where the two differ, a kernel wrote the tensor of which nobody knew, and maybe
 //!   before it was copied.
 //!
+//! Checksums lie in page-locked memory that is there from the start: to allocate some waits for all
+//! that the GPU does.
+//!
 //! A thread reads both when they are there. Until then the copy is one that is on its way: what
 //! reads it waits, and fails where the copy is of no use.
 #![allow(unsafe_code)]
@@ -15,6 +18,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::mem;
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -24,20 +28,26 @@ use tidelog_engine::schedule::{Done, Notify, TransferError};
 
 use super::copies::{PARTS, UNIT, units_of};
 use super::host_copy::{HostCopy, bytes_of};
-use super::space::Room;
+use super::space::{Room, TierSpace};
 use super::{Books, HostTierError};
 use crate::checksum::{Crc32c, sum_of};
 use crate::cuda::{CopyTimer, CudaError, DevicePointer, Event, Gpu, HostMemory, HostWords, Stream};
 
+/// Limits of the memory for checksums: enough for puts of gigabytes that are on their way at once.
+const WORDS_BYTES: Range<usize> = 64 << 10..16 << 20;
+
 /// Puts of which the host sees the end when it gets to that.
 pub(super) struct OrderedPuts {
+    gpu: Arc<Gpu>,
     streams: Mutex<PutStreams>,
     queue: Arc<Queue>,
+    /// Memory for the checksums of puts, and what is free of it.
+    words: Arc<HostWords>,
+    free_words: TierSpace,
     thread: Option<JoinHandle<()>>,
 }
 
 struct PutStreams {
-    gpu: Arc<Gpu>,
     copies: Stream,
     early_sums: Stream,
     late_sums: Stream,
@@ -57,8 +67,6 @@ struct Puts {
     on_the_way: VecDeque<OrderedPut>,
     /// Number of open puts: these, and the one whose end the thread waits for.
     open: usize,
-    /// Places for checksums that no put uses.
-    words: Vec<HostWords>,
     closed: bool,
 }
 
@@ -68,11 +76,32 @@ struct OrderedPut {
     held: Arc<HostCopy>,
     /// Number of checksums, each of them twice in the words.
     units: u32,
-    words: Option<HostWords>,
+    words: Option<PutWords>,
     timer: CopyTimer,
     done: Event,
     /// Queue that is notified of its end.
     notify: Notify,
+}
+
+/// Place of a put's checksums.
+#[derive(Debug)]
+struct PutWords {
+    memory: Arc<HostWords>,
+    /// The first of its words.
+    first: u32,
+    /// Room that it has in the memory of all puts; `None`: the memory is its own.
+    _room: Option<Room>,
+}
+
+impl PutWords {
+    fn address(&self, word: u32) -> DevicePointer {
+        self.memory.address(self.first + word)
+    }
+
+    /// Returns a checksum of the put.
+    fn sum(&self, unit: u32) -> u32 {
+        sum_of(&self.memory, self.first + unit * PARTS, PARTS)
+    }
 }
 
 impl OrderedPuts {
@@ -82,8 +111,10 @@ impl OrderedPuts {
         memory: &Arc<HostMemory>,
         books: &Arc<Books>,
     ) -> Result<Self, HostTierError> {
+        let of_all = units_of(memory.len()) as usize * 2 * PARTS as usize * size_of::<u32>();
+        let bytes = of_all.clamp(WORDS_BYTES.start, WORDS_BYTES.end);
+        let words = Arc::new(HostWords::new(gpu, (bytes / size_of::<u32>()) as u32)?);
         let streams = PutStreams {
-            gpu: Arc::clone(gpu),
             copies: Stream::new(gpu)?,
             early_sums: Stream::of_highest_priority(gpu)?,
             late_sums: Stream::of_highest_priority(gpu)?,
@@ -92,11 +123,12 @@ impl OrderedPuts {
         };
         let queue = Arc::new(Queue::default());
         let (gpu, books) = (Arc::clone(gpu), Arc::clone(books));
-        let reader = Reader { gpu, queue: Arc::clone(&queue), books };
+        let reader = Reader { gpu: Arc::clone(&gpu), queue: Arc::clone(&queue), books };
         let thread = thread::Builder::new().name("tidelog-tier-sums".to_owned());
         let thread = thread.spawn(move || reader.read());
         let thread = Some(thread.map_err(|error| HostTierError::Thread(error.to_string()))?);
-        Ok(Self { streams: Mutex::new(streams), queue, thread })
+        let (streams, free_words) = (Mutex::new(streams), TierSpace::new(bytes));
+        Ok(Self { gpu, streams, queue, words, free_words, thread })
     }
 
     /// Puts a tensor into the streams, and returns its copy. The memory is free, and the event
@@ -109,11 +141,11 @@ impl OrderedPuts {
         room: Room,
         notify: Notify,
     ) -> Result<Arc<HostCopy>, HostTierError> {
-        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         let units = units_of(source.range().length);
-        let words = self.queue.words(&streams.gpu, units.saturating_mul(2 * PARTS))?;
-        let (copied, done) = (Event::new(&streams.gpu)?, Event::awaited(&streams.gpu)?);
-        let timer = CopyTimer::new(&streams.gpu)?;
+        let words = self.words_for(units.saturating_mul(2 * PARTS))?;
+        let (copied, done) = (Event::new(&self.gpu)?, Event::awaited(&self.gpu)?);
+        let timer = CopyTimer::new(&self.gpu)?;
+        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         let events = PutEvents { released, timer: &timer, copied: &copied, done: &done };
         streams.begin(source.range(), &room, &words, units, &events)?;
         let held = Arc::new(HostCopy::coming(room, copied));
@@ -125,6 +157,26 @@ impl OrderedPuts {
         drop(puts);
         self.queue.changed.notify_all();
         Ok(held)
+    }
+
+    /// Words for the checksums of a put. Where puts that are on their way have them all, it waits
+    /// for one of these.
+    fn words_for(&self, count: u32) -> Result<PutWords, HostTierError> {
+        if self.queue.lock().closed {
+            return Err(HostTierError::Closed);
+        }
+        let bytes = count.max(1) as usize * size_of::<u32>();
+        loop {
+            let room = self.free_words.take(bytes.max(1));
+            if let Some(room) = room.filter(|room| room.pieces().len() == 1) {
+                let first = (room.pieces()[0].start / size_of::<u32>()) as u32;
+                return Ok(PutWords { memory: Arc::clone(&self.words), first, _room: Some(room) });
+            }
+            if !self.wait_for_one() {
+                let memory = Arc::new(HostWords::new(&self.gpu, count)?);
+                return Ok(PutWords { memory, first: 0, _room: None });
+            }
+        }
     }
 
     /// Waits for the end of one. `false`: there is none.
@@ -177,7 +229,7 @@ impl PutStreams {
         &self,
         range: GpuRange,
         room: &Room,
-        words: &HostWords,
+        words: &PutWords,
         units: u32,
         events: &PutEvents<'_>,
     ) -> Result<(), CudaError> {
@@ -194,7 +246,7 @@ impl PutStreams {
         &self,
         GpuRange { address, length, after }: GpuRange,
         room: &Room,
-        words: &HostWords,
+        words: &PutWords,
         units: u32,
         &PutEvents { released, timer, copied, done }: &PutEvents<'_>,
     ) -> Result<(), CudaError> {
@@ -240,19 +292,6 @@ impl Queue {
         self.puts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Words for the checksums of a put.
-    fn words(&self, gpu: &Arc<Gpu>, count: u32) -> Result<HostWords, HostTierError> {
-        let mut puts = self.lock();
-        if puts.closed {
-            return Err(HostTierError::Closed);
-        }
-        let fits = puts.words.iter().position(|words| words.count() >= count as usize);
-        let found = fits.map(|at| puts.words.swap_remove(at));
-        drop(puts);
-        // To allocate them waits for the GPU, so they are kept, and few sizes do.
-        found.map_or_else(|| Ok(HostWords::new(gpu, count.next_power_of_two())?), Ok)
-    }
-
     /// The oldest put that is on its way. Waits for one; `None`: there will be none.
     fn next(&self) -> Option<OrderedPut> {
         let puts = self.lock();
@@ -261,9 +300,8 @@ impl Queue {
         puts.unwrap_or_else(PoisonError::into_inner).on_the_way.pop_front()
     }
 
-    fn ended(&self, words: Option<HostWords>) {
+    fn ended(&self) {
         let mut puts = self.lock();
-        puts.words.extend(words);
         puts.open -= 1;
         drop(puts);
         self.changed.notify_all();
@@ -283,9 +321,9 @@ impl Reader {
         let _ = self.gpu.stay();
         while let Some(mut put) = self.queue.next() {
             put.end(&self.books);
-            let words = put.words.take();
+            put.words = None;
             drop(put);
-            self.queue.ended(words);
+            self.queue.ended();
         }
     }
 }
@@ -315,8 +353,7 @@ impl OrderedPut {
     /// Returns the checksums, which must be the same early and late.
     fn sums(&self) -> Result<Vec<u32>, String> {
         let Some(words) = &self.words else { return Ok(Vec::new()) };
-        let sums =
-            |first: u32| (first..first + self.units).map(|unit| sum_of(words, unit * PARTS, PARTS));
+        let sums = |first: u32| (first..first + self.units).map(|unit| words.sum(unit));
         let (early, late): (Vec<u32>, Vec<u32>) = (sums(0).collect(), sums(self.units).collect());
         let Some(unit) = early.iter().zip(&late).position(|(early, late)| early != late) else {
             return Ok(early);

@@ -26,6 +26,8 @@ pub(crate) struct Point {
     pub(crate) kernels: Nanos,
     pub(crate) plain: Nanos,
     pub(crate) bound: Nanos,
+    /// The bound if both ways of the link had their full rates at once.
+    pub(crate) bound_of_full_rates: Nanos,
     pub(crate) bridges: Vec<(Bridge, StepFigures)>,
 }
 
@@ -58,6 +60,7 @@ impl Point {
             kernels: step.kernels(),
             plain: step.plain()?.time,
             bound: step.bound()?,
+            bound_of_full_rates: step.bound_of_full_rates()?,
             bridges: bridges.iter().map(with).collect::<Result<_, Failure>>()?,
         })
     }

@@ -43,6 +43,8 @@ fn put_cell(out: &mut String, cell: &StepCell) {
     line(out, &format!("  kernels {} s", spread(|point| point.kernels)));
     line(out, &format!("  plain step {} s", spread(|point| point.plain)));
     line(out, &format!("  true bound {} s", spread(|point| point.bound)));
+    let full = spread(|point| point.bound_of_full_rates);
+    line(out, &format!("  if the link had its full rates both ways at once {full} s"));
     let names = cell.value().bridges.iter().map(|(bridge, _)| bridge.name().to_owned());
     row(out, "", names);
     let bridges = 0..cell.value().bridges.len();
@@ -196,6 +198,7 @@ fn point_json(point: &Point) -> Value {
         "kernels_ns": point.kernels,
         "plain_ns": point.plain,
         "bound_ns": point.bound,
+        "bound_of_full_rates_ns": point.bound_of_full_rates,
         "bridges": bridges,
     })
 }

@@ -12,6 +12,7 @@
 
 use super::moved::{Flow, IntervalValues, KINDS, MEMORY, MovedBytes, READ, ROOM, WRITE};
 use super::relax::{Prices, Relaxation};
+use super::shared::prices_of_bytes;
 use super::states::{IntervalPrices, TIERS_MAX, states};
 use crate::units::Nanos;
 
@@ -151,7 +152,8 @@ impl DualAscent {
         warmth: f64,
     ) -> IntervalValues {
         let rates = |entry| {
-            let rates = float_rates(relaxation, entry, self.unit);
+            let ways = float_rates(relaxation, entry, self.unit);
+            let rates = prices_of_bytes(relaxation.links(), ways);
             IntervalPrices {
                 write: [rates.write[0] + self.aim.write_penalty, rates.write[1]],
                 ..rates
@@ -165,8 +167,11 @@ impl DualAscent {
             let time = time[index];
             entry[MEMORY] = (entry[MEMORY] - relaxation.room[index] as f64) * self.unit;
             for (tier, described) in relaxation.tiers.iter().enumerate() {
-                entry[READ + tier] = entry[READ + tier] * 1e9 / described.read.0 as f64 - time;
-                entry[WRITE + tier] = entry[WRITE + tier] * 1e9 / described.write.0 as f64 - time;
+                let (read, written) = (entry[READ + tier], entry[WRITE + tier]);
+                let [on_writes, on_reads] = described.link.parts();
+                let (reading, writing) = (read + on_reads * written, written + on_writes * read);
+                entry[READ + tier] = reading * 1e9 / described.read.0 as f64 - time;
+                entry[WRITE + tier] = writing * 1e9 / described.write.0 as f64 - time;
                 if let Some(memory) = described.memory {
                     entry[ROOM] = (entry[ROOM] - memory.0 as f64) * self.unit;
                 }

@@ -14,11 +14,13 @@ mod line;
 mod lives;
 mod moved;
 mod relax;
+mod shared;
 mod skips;
 mod states;
 mod stretches;
 
 use crate::cost::{Machine, MachineError};
+use crate::simulate::CopyRates;
 use crate::trace::Trace;
 use crate::units::Nanos;
 use ascend::{Aim, DualAscent};
@@ -94,7 +96,22 @@ pub fn with_toll(
     effort: Effort,
     write_penalty: f64,
 ) -> Result<Bound, MachineError> {
-    search(trace, machine, effort, Aim { write_penalty, bytes: false }, &[])
+    search(trace, machine, effort, Aim { write_penalty, bytes: false }, Relaxed::default())
+}
+
+/// A bound for a link to host memory that has these rates when bytes go both ways at once, and
+/// those of the machine otherwise.
+///
+/// # Errors
+/// As [`lower_bound`].
+pub fn with_both_ways(
+    trace: &Trace,
+    machine: &Machine,
+    effort: Effort,
+    rates: CopyRates,
+) -> Result<Bound, MachineError> {
+    let relaxed = Relaxed { both_ways: Some(rates), ..Relaxed::default() };
+    search(trace, machine, effort, Aim { write_penalty: 0.0, bytes: false }, relaxed)
 }
 
 /// A bound that also holds where iterations leave ops out, whichever of these each likes.
@@ -107,7 +124,8 @@ pub fn with_skips(
     effort: Effort,
     groups: &[Skippable],
 ) -> Result<Bound, MachineError> {
-    search(trace, machine, effort, Aim { write_penalty: 0.0, bytes: false }, groups)
+    let relaxed = Relaxed { groups: groups.to_vec(), ..Relaxed::default() };
+    search(trace, machine, effort, Aim { write_penalty: 0.0, bytes: false }, relaxed)
 }
 
 /// Searches prices that prove how many bytes an iteration must write to SSDs, whatever time it
@@ -123,7 +141,7 @@ pub fn write_floor(
     #[allow(clippy::cast_precision_loss, reason = "prices are searched in floating point")]
     let writing = 1e9 / machine.ssd.write.0.max(1) as f64;
     let write_penalty = (FLOOR_PENALTY * writing).min(FLOOR_PENALTY_MAX);
-    search(trace, machine, effort, Aim { write_penalty, bytes: true }, &[])
+    search(trace, machine, effort, Aim { write_penalty, bytes: true }, Relaxed::default())
 }
 
 fn search(
@@ -131,11 +149,32 @@ fn search(
     machine: &Machine,
     effort: Effort,
     aim: Aim,
-    groups: &[Skippable],
+    relaxed: Relaxed,
 ) -> Result<Bound, MachineError> {
-    let mut search = PriceSearch::new(trace, machine, effort, aim, groups)?;
+    let mut search = PriceSearch::new(trace, machine, effort, aim, relaxed)?;
     while search.advance(trace, machine, u32::MAX) {}
     Ok(search.into_bound())
+}
+
+/// Freedom and limits of iterations beside the machine's.
+#[derive(Clone, Debug, Default)]
+struct Relaxed {
+    /// Groups of ops that iterations may leave out.
+    groups: Vec<Skippable>,
+    /// Rates of the link to host memory when bytes go both ways at once.
+    both_ways: Option<CopyRates>,
+}
+
+impl Relaxed {
+    fn at(&self, trace: &Trace, machine: &Machine, instants: u32) -> Relaxation {
+        let relaxation = Relaxation::with_skips(trace, machine, instants, &self.groups);
+        relaxation.with_both_ways(self.both_ways)
+    }
+
+    /// Returns the number of ops that may be left out.
+    fn left_out(&self) -> usize {
+        self.groups.iter().map(|group| group.ops.len()).sum()
+    }
 }
 
 /// A search for prices that goes on when it is asked to.
@@ -143,8 +182,7 @@ fn search(
 pub(crate) struct PriceSearch {
     effort: Effort,
     aim: Aim,
-    /// Groups of ops that iterations may leave out.
-    groups: Vec<Skippable>,
+    relaxed: Relaxed,
     /// Number of instants that the round in progress was to have.
     instants: u32,
     under_way: Option<(Relaxation, DualAscent)>,
@@ -160,7 +198,8 @@ impl PriceSearch {
         effort: Effort,
         write_penalty: f64,
     ) -> Result<Self, MachineError> {
-        Self::new(trace, machine, effort, Aim { write_penalty, bytes: false }, &[])
+        let aim = Aim { write_penalty, bytes: false };
+        Self::new(trace, machine, effort, aim, Relaxed::default())
     }
 
     fn new(
@@ -168,15 +207,14 @@ impl PriceSearch {
         machine: &Machine,
         effort: Effort,
         aim: Aim,
-        groups: &[Skippable],
+        relaxed: Relaxed,
     ) -> Result<Self, MachineError> {
         machine.check_for(trace)?;
         let instants = INSTANTS_FIRST.min(effort.instants).max(1);
-        let relaxation = Relaxation::with_skips(trace, machine, instants, groups);
+        let relaxation = relaxed.at(trace, machine, instants);
         let ascent = DualAscent::new(&relaxation, None, aim);
         let under_way = Some((relaxation, ascent));
-        let (rounds, groups) = (Vec::new(), groups.to_vec());
-        Ok(Self { effort, aim, groups, instants, under_way, rounds, best: None })
+        Ok(Self { effort, aim, relaxed, instants, under_way, rounds: Vec::new(), best: None })
     }
 
     /// Goes on for so many price changes, but not beyond the round that is under way. Returns
@@ -193,12 +231,13 @@ impl PriceSearch {
         if self.best.as_ref().is_none_or(|bound| bound.time <= time) {
             self.best = Some(Bound { time, relaxation, prices, rounds: Vec::new() });
         }
-        let left_out: usize = self.groups.iter().map(|group| group.ops.len()).sum();
-        if found >= trace.ops.len() - left_out || self.instants >= self.effort.instants {
+        if found >= trace.ops.len() - self.relaxed.left_out()
+            || self.instants >= self.effort.instants
+        {
             return false;
         }
         self.instants = (2 * self.instants).min(self.effort.instants);
-        let finer = Relaxation::with_skips(trace, machine, self.instants, &self.groups);
+        let finer = self.relaxed.at(trace, machine, self.instants);
         let ascent = DualAscent::new(&finer, Some(&ascent), self.aim);
         self.under_way = Some((finer, ascent));
         true

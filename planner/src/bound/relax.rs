@@ -2,11 +2,13 @@
 
 use super::line::IntervalLine;
 use super::lives::{Gathering, Lives};
+use super::shared::SharedLink;
 use super::skips::{LivesOfTrace, Skippable, Skips, may_be_left_out};
 use super::states::{IntervalPrices, TIERS_MAX, states};
 use super::stretches::{Layout, Stretches};
 use crate::cost::{Machine, Timeline};
 use crate::lifetime::Lifetimes;
+use crate::simulate::CopyRates;
 use crate::trace::Trace;
 use crate::units::{Bandwidth, Bytes, Nanos};
 use serde::{Deserialize, Serialize};
@@ -23,7 +25,8 @@ const PRICE_MAX: u64 = 1 << 44;
 pub struct Prices {
     /// A byte in memory at each instant.
     pub memory: Vec<u64>,
-    /// A byte read from SSDs, and from host memory, in each interval.
+    /// A byte read from SSDs, and from host memory, in each interval. Where a link has lower rates
+    /// when bytes go both ways at once: this, and a part of the other way's price.
     pub read: Vec<[u64; TIERS_MAX]>,
     /// A byte written to them.
     pub write: Vec<[u64; TIERS_MAX]>,
@@ -81,6 +84,7 @@ pub(super) struct Tier {
     pub(super) read: Bandwidth,
     pub(super) write: Bandwidth,
     pub(super) memory: Option<Bytes>,
+    pub(super) link: SharedLink,
 }
 
 impl Relaxation {
@@ -126,11 +130,13 @@ impl Relaxation {
                 gathered.add(stretches, end, storage.size.0);
             }
         }
-        let ssd = Tier { read: machine.ssd.read, write: machine.ssd.write, memory: None };
+        let link = SharedLink::default();
+        let ssd = Tier { read: machine.ssd.read, write: machine.ssd.write, memory: None, link };
         let host = machine.host.map(|host| Tier {
             read: host.read,
             write: host.write,
             memory: Some(host.memory),
+            link,
         });
         Self {
             wanted,
@@ -141,6 +147,15 @@ impl Relaxation {
             tiers: [Some(ssd), host].into_iter().flatten().collect(),
             instants,
         }
+    }
+
+    /// Gives the link to host memory, if there is one, these rates when bytes go both ways at once.
+    #[must_use]
+    pub fn with_both_ways(mut self, both: Option<CopyRates>) -> Self {
+        if let (Some(both), Some(host)) = (both, self.tiers.get_mut(1)) {
+            host.link = SharedLink::of(CopyRates { out: host.write, back: host.read }, both);
+        }
+        self
     }
 
     /// Returns the number of instants that was asked for: with the trace and the machine, what it
@@ -204,6 +219,7 @@ impl Relaxation {
                 value -= i128::from(tier.memory.map_or(0, |bytes| bytes.0)) * i128::from(price);
             }
             worth.push(left);
+            let rate = self.rates_of_bytes(rate);
             rates.push(IntervalPrices {
                 write: [rate.write[0] + prices.write_penalty, rate.write[1]],
                 ..rate
@@ -227,6 +243,22 @@ impl Relaxation {
             return Err(BadPrices::TooHigh { interval });
         }
         Ok(IntervalPrices { memory, read, write, room })
+    }
+
+    /// Returns the prices of bytes where these are the prices of each way of the links.
+    fn rates_of_bytes(&self, mut rate: IntervalPrices<u64>) -> IntervalPrices<u64> {
+        for (index, tier) in self.tiers.iter().enumerate() {
+            let ways = (rate.read[index], rate.write[index]);
+            [rate.read[index], rate.write[index]] = tier.link.of_bytes(ways.0, ways.1, PRICE_MAX);
+        }
+        rate
+    }
+
+    /// Returns the links that have lower rates when bytes go both ways at once.
+    pub(super) fn links(&self) -> [SharedLink; TIERS_MAX] {
+        std::array::from_fn(|tier| {
+            self.tiers.get(tier).map_or_else(SharedLink::default, |t| t.link)
+        })
     }
 
     /// The least that an iteration writes to SSDs if it takes at most `time`, as far as prices with

@@ -1,7 +1,8 @@
 use super::*;
 use crate::algorithm1::{Algorithm1Options, algorithm1};
+use crate::cost::HostLink;
 use crate::lifetime::Lifetimes;
-use crate::simulate::{Policy, run_many};
+use crate::simulate::{GpuCosts, GpuRuntime, Policy, Runtime, run_many, simulate_on_gpu};
 use crate::testing::{Builder, machine, random_trace, training};
 use crate::tidelog::tidelog;
 use crate::trace::{Access, Identity};
@@ -44,6 +45,81 @@ fn a_write_overlaps_a_read_only_as_far_as_memory_allows() {
     assert!((19_800..=20_002).contains(&bound.time.0), "{}", bound.time.0);
     let (lru, _) = run_many(&trace, &machine(10_000), Policy::Lru, 50).unwrap();
     assert!(lru.0 >= 50 * bound.time.0);
+}
+
+/// Four modified globals of which memory holds one: each comes in and leaves in every iteration,
+/// beside another.
+#[test]
+fn a_link_that_loses_rate_both_ways_at_once_takes_longer() {
+    let mut b = Builder::default();
+    let globals = ["first", "second", "third", "fourth"].map(|name| b.global(name, 10_000));
+    b.ops(4, 1);
+    for (op, global) in globals.into_iter().enumerate() {
+        b.uses(op, global, Access::Update);
+    }
+    let (trace, machine) = (b.finish(), with_host(10_000));
+    let bound = |out, back| {
+        let rates = CopyRates { out: Bandwidth(out), back: Bandwidth(back) };
+        let bound = with_both_ways(&trace, &machine, FINE, rates).unwrap();
+        assert_eq!(bound.relaxation.value(&bound.prices), Ok(bound.time));
+        bound.time.0
+    };
+    let full = lower_bound(&trace, &machine, FINE).unwrap().time.0;
+    assert_eq!(bound(1_000_000_000, 1_000_000_000), full);
+    assert!((39_000..=40_004).contains(&full), "{full}");
+    // Rates of 0.8 of the link's: 40,000 bytes each way take 50,000 ns. Less than half of them are
+    // of no use: first one way, then the other is 80,000.
+    for (rate, expected) in [(800_000_000, 50_000), (400_000_000, 80_000), (1, 80_000)] {
+        let found = bound(rate, rate);
+        assert!((expected * 97 / 100..=expected + 4).contains(&found), "{rate}: {found}");
+    }
+    // One way alone is slower: 50,000 ns. The search is slow to find prices for one way alone.
+    let found = bound(1_000_000_000, 750_000_000);
+    assert!((43_000..=50_004).contains(&found), "{found}");
+}
+
+#[test]
+fn no_copies_beat_the_bound_of_a_link_that_loses_rate_both_ways_at_once() {
+    let mut random = Random::new(2028);
+    let mut above_full_rates = 0;
+    for case in 0..400 {
+        let trace = random_trace(&mut random, 12, 8);
+        let budget = tight(&trace, &mut random).budget.0;
+        let mut machine = with_host(budget);
+        let host = machine.host.as_mut().unwrap();
+        (host.read, host.write) =
+            (Bandwidth(200_000_000 << random.below(4)), Bandwidth(200_000_000 << random.below(4)));
+        let part = |rate: Bandwidth, random: &mut Random| {
+            Bandwidth(rate.0 / 100 * (20 + random.below(81)))
+        };
+        let rates =
+            CopyRates { out: part(host.write, &mut random), back: part(host.read, &mut random) };
+        let effort = Effort { steps: 60, ..FINE };
+        let full = lower_bound(&trace, &machine, effort).unwrap().time;
+        let bound = with_both_ways(&trace, &machine, effort, rates).unwrap().time;
+        above_full_rates += u32::from(bound.0 > full.0 + full.0 / 50);
+        let costs = GpuCosts { both_ways: Some(rates), ..GpuCosts::free() };
+        let runtime = GpuRuntime { costs, ..GpuRuntime::in_step(Runtime::default()) };
+        let plan = algorithm1(&trace, &machine, Algorithm1Options::default());
+        for policy in [Policy::Lru, Policy::Planned(&plan)] {
+            let step = simulate_on_gpu(runtime, &trace, &machine, policy).unwrap();
+            // It is as long as the one before, to a thousandth.
+            let time = step.time.0 + step.time.0 / 500 + 4;
+            let name = policy.name();
+            assert!(time >= bound.0, "case {case}: {name} takes {time}, the bound is {bound:?}");
+        }
+    }
+    // Memory is so short in most of these steps that bytes hardly go both ways at once.
+    assert!(above_full_rates > 0, "no bound says more than full rates do");
+}
+
+/// Makes a [`machine`] with host memory behind a link of a byte per nanosecond each way.
+fn with_host(budget: u64) -> crate::cost::Machine {
+    let machine = machine(budget);
+    let (read, write) = (machine.ssd.read, machine.ssd.write);
+    let host = HostLink { read, write, latency: Nanos(0), memory: Bytes(1 << 30) };
+    let ssd = crate::cost::SsdLink { read: Bandwidth(1000), write: Bandwidth(1000), ..machine.ssd };
+    crate::cost::Machine { ssd, host: Some(host), ..machine }
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! Behaviour of the bridge on a GPU, as it was measured, as it is and with its memory ordered by
 //! events, and the plan that it follows then.
 
-use super::constants::{Constants, OpsIn};
+use super::constants::{Constants, OpsIn, RangeEnd};
 use crate::cost::{HostLink, Machine, SsdLink};
 use crate::plan::Plan;
 use crate::simulate::{
-    ChecksumStream, CopyRates, GpuBehaviour, GpuRuntime, Runtime, SimulateError,
+    ChecksumStream, CopyRates, GpuBehaviour, GpuCosts, GpuRuntime, Runtime, SimulateError,
 };
 use crate::tidelog::{Search, TidelogOptions};
 use crate::trace::{Op, Trace};
@@ -135,6 +135,17 @@ impl Bridge {
         search.run(|_| true)?;
         Ok(best_of(&search))
     }
+}
+
+/// Returns the runtime of a session whose tensors leave a GPU for host memory, for its plans: the
+/// likeliest costs, and for a request what it was measured to take, if it was. `in_arena`: whether
+/// large tensors come from an arena. Rates both ways at once are the measured ones, which are those
+/// of steps that move both ways.
+pub fn session_runtime(in_arena: bool, request: Option<Nanos>) -> GpuRuntime {
+    let bridge = if in_arena { Bridge::Arena } else { Bridge::Ordered };
+    let runtime = bridge.runtime(&Constants::at(RangeEnd::Value));
+    let request = request.unwrap_or(runtime.costs.request);
+    GpuRuntime { costs: GpuCosts { request, both_ways: None, ..runtime.costs }, ..runtime }
 }
 
 const CHECKS_IN_STREAM: GpuBehaviour = GpuBehaviour {

@@ -9,15 +9,15 @@
 mod bridge;
 mod constants;
 
-use crate::bound::{Effort, lower_bound};
+use crate::bound::{Effort, lower_bound, with_both_ways};
 use crate::cost::{Machine, MachineError};
 use crate::lifetime::Lifetimes;
 use crate::plan::{Plan, PlannedBytes};
 use crate::simulate::{GpuStep, Policy, SimulateError, Simulation, simulate_on_gpu};
 use crate::trace::Trace;
 use crate::units::{Bytes, Nanos};
-pub use bridge::Bridge;
 use bridge::machine;
+pub use bridge::{Bridge, session_runtime};
 pub use constants::{Constant, ConstantSource, Constants, OpsIn, RangeEnd};
 
 /// Effort of the search for a step's bound: a quarter of the steps prove up to a fifteenth less,
@@ -86,9 +86,20 @@ impl LimitedStep {
         Ok(simulate_on_gpu(runtime, &self.trace, &machine, Policy::Ideal)?.into())
     }
 
-    /// Returns the lower bound for any bridge and plan: kernels without gaps, and links that both
-    /// give their full rate at once.
+    /// Returns the lower bound for any bridge and plan: kernels without gaps, and a link without
+    /// latency, with the rates that it has when bytes go one way, and both ways at once.
     pub fn bound(&self) -> Result<Nanos, MachineError> {
+        let (trace, machine) = (&self.trace, self.machine());
+        let bound = match self.constants.costs(OpsIn::Native).both_ways {
+            Some(rates) => with_both_ways(trace, &machine, EFFORT, rates),
+            None => lower_bound(trace, &machine, EFFORT),
+        };
+        Ok(bound?.time)
+    }
+
+    /// Returns the lower bound if both ways of the link had their full rates at once, as no such
+    /// link has.
+    pub fn bound_of_full_rates(&self) -> Result<Nanos, MachineError> {
         Ok(lower_bound(&self.trace, &self.machine(), EFFORT)?.time)
     }
 

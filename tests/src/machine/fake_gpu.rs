@@ -29,13 +29,14 @@ struct Loaded {
     library: Opened,
 }
 
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 11] = [
     "plan.c",
     "memory.c",
     "mapping.c",
     "streams.c",
     "kernels.c",
     "clock.c",
+    "virtual.c",
     "capture.c",
     "cuda.c",
     "cufile.c",

@@ -25,19 +25,30 @@ ARENA_GRANULE = 4096  # of mapped memory: a GPU's are larger, and so are its ten
 _SLEEP_CYCLES = 50_000_000  # some 30 ms
 
 
-def library(folder):
-    """The fake, built with the C compiler, and torch's guard for it; a process has one of each."""
+def build(folder):
+    """Builds the fake with the C compiler, and returns its path."""
+    built = Path(folder) / "libcuda.so"
+    # Tidelog asks the loader for libcuda.so; a library of that name that is loaded already is what it gets.
+    name = "-Wl,-soname,libcuda.so"
+    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-pthread", name, "-o", built, *_SOURCES], check=True)
+    return built
+
+
+def build_guard(folder):
+    """Builds torch's guard for it, and returns its path."""
+    return native.build_for_torch(folder, "fake_guard", _GUARD.read_text())
+
+
+def library(folder, built=None):
+    """The fake and torch's guard for it, built unless they are (`built`: their paths); a process has one of each."""
     global _library, _guard
     if _library is None:
-        built = Path(folder) / "libcuda.so"
-        # Tidelog asks the loader for libcuda.so; a library of that name that is loaded already is what it gets.
-        name = "-Wl,-soname,libcuda.so"
-        subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-pthread", name, "-o", built, *_SOURCES], check=True)
+        built, guard = built or (build(folder), build_guard(folder))
         _library = ctypes.CDLL(str(built))
         _library.fake_count.restype = ctypes.c_uint64
         os.environ["TIDELOG_CUFILE"] = str(built)
         os.environ["CUFILE_LOGFILE_PATH"] = str(built.with_name("cufile.log"))
-        _guard = ctypes.CDLL(str(native.build_for_torch(folder, "fake_guard", _GUARD.read_text())))
+        _guard = ctypes.CDLL(str(guard))
         _guard.guard_has_told.restype = ctypes.c_bool
         _guard.guard_current.restype = ctypes.c_void_p
         _guard.built = str(built).encode()
@@ -156,8 +167,8 @@ class FakeCuda:
     gds = "gds"
     Stream = Stream
 
-    def __init__(self, monkeypatch, folder, seed, laziness):
-        self.library = library(folder)
+    def __init__(self, monkeypatch, folder, seed, laziness, built=None):
+        self.library = library(folder, built)
         self.library.fake_reset(ctypes.c_uint64(seed), ctypes.c_uint(laziness))
         self.library.fake_unify(True)
         self.guard = _guard

@@ -37,6 +37,8 @@ struct Cuda {
     void (*fake_give)(const void *, uint64_t, size_t);
     int (*cuEventElapsedTime)(float *, void *, void *);
     bool (*fake_is_clocked)();
+    void (*fake_spend)(uint64_t);
+    uint64_t (*fake_now)();
 } cuda;
 
 std::atomic<void *> current{nullptr}, deaf{nullptr};  // streams: that ops are launched on, and one that never waits
@@ -141,6 +143,54 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     }
 };
 
+/* -- requests of a session, where time is virtual: each takes its time, and so does to be woken behind a wait -- */
+
+struct Callbacks {  // `tide_session_callbacks`
+    uint64_t size;
+    void *context;
+    int32_t (*evict)(void *, const void *, void *);
+    int32_t (*release)(void *, const void *);
+    int32_t (*allocate)(void *, const void *, void *);
+    int32_t (*settle)(void *, const void *, uint8_t);
+    int32_t (*wait_begins)(void *);
+    int32_t (*wait_ends)(void *);
+} bridge;
+int32_t (*set_callbacks)(uint64_t, const void *) = nullptr;
+uint64_t request_ns = 0, wake_up_ns = 0, wait_began = 0, requests = 0, waits = 0;
+
+void request() {
+    ++requests;
+    cuda.fake_spend(request_ns);
+}
+
+int32_t evict(void *it, const void *bytes, void *memory) {
+    request();
+    return bridge.evict(it, bytes, memory);
+}
+
+int32_t release(void *it, const void *bytes) {
+    request();
+    return bridge.release(it, bytes);
+}
+
+int32_t allocate(void *it, const void *bytes, void *memory) {
+    request();
+    return bridge.allocate(it, bytes, memory);
+}
+
+int32_t wait_begins(void *it) {
+    wait_began = cuda.fake_now();
+    return bridge.wait_begins(it);
+}
+
+int32_t wait_ends(void *it) {
+    if (cuda.fake_now() > wait_began) {
+        ++waits;
+        cuda.fake_spend(wake_up_ns);
+    }
+    return bridge.wait_ends(it);
+}
+
 /* -- memory -- */
 
 struct Block {
@@ -218,7 +268,7 @@ void guard_begin(const char *path) {
     FIND(cuStreamCreate), FIND(cuStreamWaitEvent), FIND(cuStreamSynchronize), FIND(cuEventCreate);
     FIND(cuEventDestroy_v2), FIND(cuEventRecord), FIND(cuEventQuery), FIND(cuEventSynchronize);
     FIND(cuCtxSynchronize), FIND(fake_reach), FIND(fake_give);
-    FIND(cuEventElapsedTime), FIND(fake_is_clocked);
+    FIND(cuEventElapsedTime), FIND(fake_is_clocked), FIND(fake_spend), FIND(fake_now);
 #undef FIND
     static c10::impl::DeviceGuardImplRegistrar registrar(KIND, new Guard);
     std::lock_guard lock(mutex);
@@ -242,6 +292,24 @@ bool guard_has_told(const void *memory, void *stream) {
     std::lock_guard lock(mutex);
     return told.count({memory, stream}) != 0;
 }
+
+/* The sessions of `set`, a function of the library, take this time from here on; a test takes what is returned for it. */
+void *guard_requests_take(void *set, uint64_t request, uint64_t wake_up) {
+    set_callbacks = reinterpret_cast<decltype(set_callbacks)>(set);
+    request_ns = request, wake_up_ns = wake_up, requests = waits = 0;
+    int32_t (*instead)(uint64_t, const void *) = [](uint64_t session, const void *given) {
+        if (!given) return set_callbacks(session, given);
+        bridge = *static_cast<const Callbacks *>(given);
+        Callbacks all = bridge;
+        all.evict = &evict, all.release = &release, all.allocate = &allocate;
+        all.wait_begins = &wait_begins, all.wait_ends = &wait_ends;
+        return set_callbacks(session, &all);
+    };
+    return reinterpret_cast<void *>(instead);
+}
+
+uint64_t guard_requests() { return requests; }
+uint64_t guard_waits() { return waits; }
 
 /* The arena's functions. What it gives to an op is looked at by `guard_arena_allocate`, as the op is computed at once; not
  * where a clock runs: copies would be over before their time. */

@@ -69,8 +69,10 @@ impl Session {
         let pool = SharedPool::take(&config.pool)?;
         // Behind the pool, which may have made its devices.
         let links = LinkRates::of(&config.pool);
-        let planning = Planning::new(config.policy, config.reactive, Bytes(staging), links);
-        let store = BackingStore::new(pool, tier, config.pool.place);
+        let place = config.pool.place;
+        let planning =
+            Planning::new(config.policy, config.reactive, Bytes(staging), (place, links));
+        let store = BackingStore::new(pool, tier, place);
         Ok(Self::new(store, planning, budget, config.host_memory))
     }
 
@@ -78,7 +80,8 @@ impl Session {
     pub(crate) fn on_pool(pool: Pool, budget: u64, staging: u64) -> Self {
         let store = BackingStore::new(SharedPool::of(pool), None, MemoryPlace::Host);
         let links = LinkRates::default();
-        let planning = Planning::new(PlannerPolicy::default(), false, Bytes(staging), links);
+        let place = (MemoryPlace::Host, links);
+        let planning = Planning::new(PlannerPolicy::default(), false, Bytes(staging), place);
         Self::new(store, planning, budget, 0)
     }
 

@@ -17,7 +17,7 @@ use tidelog_planner::residency::CopyKind;
 use crate::error::Failure;
 
 pub(crate) use arena::{Arena, arena, arena_of_this_process};
-pub(crate) use gpu_arena::{GpuMemoryArena, gpu_arena_at};
+pub(crate) use gpu_arena::{GpuMemoryArena, gpu_arena_at, has_gpu_arena};
 pub(crate) use mapped::mapped_storages;
 
 /// The most bytes of all storages together. No machine has as many, and sums cannot overflow.

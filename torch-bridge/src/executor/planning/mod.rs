@@ -25,9 +25,10 @@ use std::time::Instant;
 use serde_json::Value;
 use tidelog_planner::cost::{HostLink, Machine, SsdLink};
 use tidelog_planner::endurance::WriteBudget;
+use tidelog_planner::gpu_step::session_runtime;
 use tidelog_planner::recompute::CheckpointedRegion;
 use tidelog_planner::residency::{OpUse, Residency, Schedule, StorageId};
-use tidelog_planner::simulate::Runtime;
+use tidelog_planner::simulate::{GpuRuntime, Runtime};
 use tidelog_planner::tidelog::Goal;
 use tidelog_planner::trace::Trace;
 use tidelog_planner::units::{Bytes, Nanos, OpIndex};
@@ -37,6 +38,7 @@ use super::parts::{Bindings, Divisible, StorageParts};
 use super::step_rate::StepRate;
 use super::storages::Storages;
 use super::write_budget::rated;
+use crate::memory::{MemoryPlace, has_gpu_arena};
 use drift::{Drift, difference};
 use held_back::HeldBack;
 use last_step::{ExpectedStep, LastStep};
@@ -63,6 +65,8 @@ pub(super) struct Planning {
     moves_parts: Divisible,
     /// Bytes of the pool's staging memory, which a plan leaves free.
     staging: Bytes,
+    /// Memory of the tensors.
+    place: MemoryPlace,
     links: LinkRates,
     /// Bytes that storages may write a day.
     write_budget: Option<Bytes>,
@@ -96,12 +100,13 @@ impl Planning {
         policy: PlannerPolicy,
         reactive: bool,
         staging: Bytes,
-        links: LinkRates,
+        (place, links): (MemoryPlace, LinkRates),
     ) -> Self {
         Self {
             policy,
             moves_parts: Divisible::None,
             staging,
+            place,
             links,
             write_budget: None,
             profile: Profile::new(!reactive),
@@ -414,8 +419,10 @@ impl Planning {
         let compute = compute.filter(|_| self.write_budget.is_some());
         let (policy, moves_parts) = (self.policy, self.moves_parts);
         let (machine, runtime) = (rates.machine(machine, self.staging), runtime(history));
+        let gpu = self.gpu_runtime(&machine, runtime);
+        let known = None;
         let task =
-            move || PlanTask { policy, goal, moves_parts, trace, machine, runtime, known: None };
+            move || PlanTask { policy, goal, moves_parts, trace, machine, runtime, gpu, known };
         if let Err(why) = self.begin(Occasion::First { fingerprint, compute }, task) {
             self.stay_reactive(&why);
         }
@@ -444,16 +451,27 @@ impl Planning {
         let (policy, moves_parts) = (self.policy, self.moves_parts);
         let (runtime, trace) = (runtime(history), Arc::clone(&planned.trace));
         let machine = Machine { budget: machine.budget(), ..at_pace(planned.machine, pace) };
+        let gpu = self.gpu_runtime(&machine, runtime);
         let known = planned.parts.is_none().then(|| planned.plan.rows.clone());
         let ops = scaled_time(trace.duration(), before.compute, pace.compute);
         let goal = self.goal(pace.compute, ops, history);
         let task = move || {
             let trace = Arc::new(scaled(&trace, before.compute, pace.compute));
-            PlanTask { policy, goal, moves_parts, trace, machine, runtime, known }
+            PlanTask { policy, goal, moves_parts, trace, machine, runtime, gpu, known }
         };
         if let Err(why) = self.begin(occasion, task) {
             self.stay_with_the_plan(&why);
         }
+    }
+
+    /// Returns the runtime with two clocks for plans of a machine: where tensors are a GPU's, and
+    /// leave for host memory.
+    fn gpu_runtime(&self, machine: &Machine, runtime: Runtime) -> Option<GpuRuntime> {
+        let MemoryPlace::Gpu(ordinal) = self.place else { return None };
+        machine.host?;
+        // A transfer is two requests: one for its memory, one to let go of it.
+        let request = Some(Nanos(runtime.handling.0 / 2)).filter(|request| request.0 > 0);
+        Some(session_runtime(has_gpu_arena(ordinal), request))
     }
 
     /// Returns what makes a plan the best, for steps that take `compute` without waits, and their

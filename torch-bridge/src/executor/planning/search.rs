@@ -6,12 +6,12 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use tidelog_planner::algorithm1::{self, algorithm1};
-use tidelog_planner::cost::Machine;
+use tidelog_planner::cost::{HostLink, Machine};
 use tidelog_planner::migration::Migration;
 use tidelog_planner::parts::Cuts;
 use tidelog_planner::plan::Plan;
 use tidelog_planner::residency::Schedule;
-use tidelog_planner::simulate::{Runtime, SimulateError, with_expectations_under};
+use tidelog_planner::simulate::{GpuRuntime, Runtime, SimulateError, with_expectations_under};
 use tidelog_planner::tidelog::{Goal, PartedPlan, PlanPrice, Search, TidelogOptions, in_parts_of};
 use tidelog_planner::trace::Trace;
 use tidelog_planner::units::{Bytes, Nanos};
@@ -67,6 +67,8 @@ pub(super) struct PlanTask {
     pub(super) trace: Arc<Trace>,
     pub(super) machine: Machine,
     pub(super) runtime: Runtime,
+    /// Runtime where tensors are a GPU's that leave for host memory, in place of `runtime`.
+    pub(super) gpu: Option<GpuRuntime>,
     /// The plan that such steps follow already, if they do: the next one is no worse.
     pub(super) known: Option<Vec<Migration>>,
 }
@@ -186,10 +188,21 @@ impl PlanTask {
         simulated.map_or(plan, |(plan, _)| plan)
     }
 
-    fn new_search(&self) -> Result<Search<'_>, SimulateError> {
-        let options =
-            TidelogOptions { goal: self.goal, runtime: self.runtime, ..Default::default() };
-        let mut search = Search::new(&self.trace, &self.machine, options)?;
+    /// The machine that the search simulates.
+    fn simulated(&self) -> Machine {
+        match (self.gpu, self.machine.host) {
+            // What a transfer takes beside its bytes is among the GPU's costs.
+            (Some(_), Some(host)) => {
+                Machine { host: Some(HostLink { latency: Nanos(0), ..host }), ..self.machine }
+            }
+            _ => self.machine,
+        }
+    }
+
+    fn new_search<'a>(&'a self, machine: &'a Machine) -> Result<Search<'a>, SimulateError> {
+        let (goal, runtime, gpu) = (self.goal, self.runtime, self.gpu);
+        let options = TidelogOptions { goal, runtime, gpu, ..Default::default() };
+        let mut search = Search::new(&self.trace, machine, options)?;
         if let Some(rows) = &self.known {
             // One that cannot be simulated at this pace is none to keep.
             let _ = search.offer(rows);
@@ -198,7 +211,8 @@ impl PlanTask {
     }
 
     fn search(&self, slot: &PlanSlot) -> Result<(), SimulateError> {
-        let (mut search, mut pace) = (self.new_search()?, SearchPace::new());
+        let machine = self.simulated();
+        let (mut search, mut pace) = (self.new_search(&machine)?, SearchPace::new());
         let mut goes_on = search.advance(FIRST_STEPS)?;
         let mut given = self.offer_best(&search, slot);
         while goes_on && !slot.is_dropped() {
@@ -216,7 +230,8 @@ impl PlanTask {
     /// The search for plans that move parts begins with what the one for whole storages has found.
     /// So they take turns, each twice as long as the one before.
     fn search_with_parts(&self, slot: &PlanSlot) -> Result<(), SimulateError> {
-        let mut search = self.new_search()?;
+        let machine = self.simulated();
+        let mut search = self.new_search(&machine)?;
         let cuts = match self.moves_parts {
             Divisible::WhatLivesOn => Cuts::of_what_lives_on(&self.trace, &self.machine),
             _ => Cuts::of(&self.trace, &self.machine),
@@ -298,7 +313,7 @@ mod tests {
     use tidelog_planner::lifetime::Lifetimes;
     use tidelog_planner::plan::Expectation;
     use tidelog_planner::tidelog::tidelog;
-    use tidelog_planner::units::{Bandwidth, Bytes, Nanos};
+    use tidelog_planner::units::Bandwidth;
 
     use super::*;
 
@@ -320,6 +335,7 @@ mod tests {
             trace,
             machine,
             runtime,
+            gpu: None,
             known,
         }
     }

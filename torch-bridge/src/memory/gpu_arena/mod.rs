@@ -36,6 +36,13 @@ pub(crate) fn gpu_arena_at(address: u64) -> Option<Arc<GpuMemoryArena>> {
     LIVE.get_if_used()?.read().unwrap_or_else(PoisonError::into_inner).get(&address).cloned()
 }
 
+/// Returns whether a GPU has memory of an arena that is in use.
+pub(crate) fn has_gpu_arena(ordinal: u8) -> bool {
+    let Some(live) = LIVE.get_if_used() else { return false };
+    let live = live.read().unwrap_or_else(PoisonError::into_inner);
+    live.values().any(|arena| arena.gpu.ordinal() == i32::from(ordinal))
+}
+
 /// Arena of one GPU's memory.
 #[derive(Debug)]
 pub(crate) struct GpuMemoryArena {
