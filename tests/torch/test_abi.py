@@ -40,6 +40,7 @@ STRUCTS = {
     "tide_pool_options": _seals.PoolOptions,
     "tide_tensor": _seals.Tensor,
     "tide_region": _native.Region,
+    "tide_same_writes": _native.SameWrites,
 }
 CONSTANTS = {
     **_library.Status.__members__,
@@ -245,7 +246,7 @@ class NothingPending:
 
 
 ARGUMENTS = {
-    "choose_regions": ([(0, 1, 2, 3)],),
+    "choose_regions": ([(0, 1, 2, 3)], [(0, 1)]),
     "chosen_regions": (),
     "divisible": (1,),
     "durations": ([1],),

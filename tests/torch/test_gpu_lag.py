@@ -421,12 +421,14 @@ def test_a_storage_that_dies_while_it_leaves_keeps_its_memory_until_it_is_out(fa
         gpu.lagging.forget()
         record = out(tide, tensor)
         assert record.in_flight
+        before = tide.live_bytes
         del tensor
-        assert record() is not None, "its memory went while it was read"
+        assert record() is None, "a reference to it is left, which autograd would see"
+        assert record.in_flight and tide.live_bytes == before, "its memory went while it was read"
         gpu.library.fake_hold(False)
         tide.session.settle()
         tide.performer.await_leaving([record])
-        assert record() is None
+        assert not record.in_flight and tide.live_bytes == before - record.size
 
 
 def test_an_op_of_a_thread_that_is_older_than_the_block_waits_in_its_stream(fake, pool):

@@ -80,8 +80,29 @@ rank_recompute.main(*sys.argv[1:])
 """
 
 
-def test_ranks_that_choose_other_regions_have_the_same_bits(tmp_path):
-    started = [process.start(RECOMPUTE, rank, 2, tmp_path) for rank in range(2)]
+@pytest.mark.parametrize(
+    ("which", "size"),
+    [
+        ("ddp", 2),
+        ("fsdp", 2),
+        pytest.param("more", 2, marks=pytest.mark.slow),
+        *(pytest.param(which, 4, marks=pytest.mark.slow) for which in ("ddp", "fsdp")),
+    ],
+)
+def test_ranks_that_choose_other_regions_have_the_same_bits(tmp_path, which, size):
+    started = [process.start(RECOMPUTE, rank, size, tmp_path, which) for rank in range(size)]
+    for ended in process.finish_all(started):
+        process.assert_done(ended)
+
+
+CHANGE_LATE = """
+from tidetest import rank_recompute
+rank_recompute.change_late(*sys.argv[1:])
+"""
+
+
+def test_a_rank_that_changes_its_part_between_the_passes_is_an_error_on_all(tmp_path):
+    started = [process.start(CHANGE_LATE, rank, 2, tmp_path) for rank in range(2)]
     for ended in process.finish_all(started):
         process.assert_done(ended)
 

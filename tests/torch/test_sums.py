@@ -11,11 +11,10 @@ from torch.utils.checkpoint import checkpoint
 
 import tidelog
 from tidelog.native import _built
+from tidelog.native._built import native
 from tidetest import KIB, MIB
 from tidetest.requests import until_it_waits
 from tidetest.updates import compare
-
-pytestmark = pytest.mark.host_memory("with a GPU every op goes through Python")
 
 WIDTH = 64
 kept = []
@@ -86,7 +85,8 @@ def foreign(_tide, gradient):
 
 
 WHO = [nothing, keep, keep_storage, keep_in_cpp, share, foreign]
-MOVES = [evict, begin_to_evict, begin_to_evict_parts]
+ON_HOSTS = pytest.mark.host_memory("parts of what a step makes move in the host's memory alone")
+MOVES = [evict, begin_to_evict, pytest.param(begin_to_evict_parts, marks=ON_HOSTS)]
 
 
 def sum_of_two(does, tide):
@@ -118,6 +118,21 @@ def test_what_has_moved_is_added_to_like_any(pool, does):
     with looking(pool) as tide:
         for _ in range(3):
             sum_of_two(does, tide)
+
+
+def begin_to_evict_unseen(tide, gradient):
+    """Has a gradient leave of which Python has no storage, which would be another holder."""
+    record = native().record_in(gradient)
+    until_it_waits(tide, lambda: tide.session.evict(record.id))
+    assert record.in_flight
+
+
+def test_what_is_on_its_way_is_added_to_in_place(pool):
+    """The block is no holder of it that autograd would see."""
+    expected = sum_of_two(nothing, None)
+    with looking(pool) as tide:
+        for _ in range(3):
+            assert sum_of_two(begin_to_evict_unseen, tide) == expected
 
 
 def contents(kept):

@@ -509,6 +509,20 @@ typedef struct tide_region {
 } tide_region;
 
 /**
+ * Two ops of a step, the later of which writes the bytes that the first one wrote.
+ */
+typedef struct tide_same_writes {
+  /**
+   * The op that wrote them first.
+   */
+  uint32_t first;
+  /**
+   * The op that writes them again.
+   */
+  uint32_t later;
+} tide_same_writes;
+
+/**
  * The bytes that a callback is about: a storage, or a part of it.
  */
 typedef struct tide_bytes {
@@ -1293,6 +1307,19 @@ int32_t tide_session_plan(uint64_t session, const uint8_t **due, uint64_t *count
 int32_t tide_session_choose_regions(uint64_t session,
                                     const struct tide_region *regions,
                                     size_t count);
+
+/**
+ * Names ops of the planned step that write the same bytes, as the caller has compared them, for
+ * the next `tide_session_choose_regions`: what is gathered from other ranks once more, for one.
+ * What reads the bytes of either is taken to read the same. The caller compares them in later
+ * steps, too.
+ *
+ * # Safety
+ * `pairs` has `count` items.
+ */
+int32_t tide_session_same_writes(uint64_t session,
+                                 const struct tide_same_writes *pairs,
+                                 size_t count);
 
 /**
  * The choice that was asked for, as JSON, written to `buffer`: `once`, the regions that are better

@@ -29,7 +29,7 @@ use std::fmt;
 
 pub use check::check;
 pub use choose::{Choice, choose, finalists};
-pub use regions::{CheckpointedRegion, NoRerun, without_aliases};
+pub use regions::{CheckpointedRegion, NoRerun, SameWrites, without_aliases};
 pub use reruns::Rerun;
 
 /// A step and what it runs twice.
@@ -37,6 +37,7 @@ pub use reruns::Rerun;
 pub struct Reruns<'a> {
     program: &'a Trace,
     all: Vec<Rerun>,
+    same: Vec<SameWrites>,
 }
 
 /// A step without some of its reruns.
@@ -56,7 +57,7 @@ pub struct LeftOut(pub Vec<u32>);
 impl<'a> Reruns<'a> {
     /// Finds the reruns of a program's step.
     pub fn of(program: &'a Trace) -> Self {
-        Self { program, all: Rerun::all(program) }
+        Self { program, all: Rerun::all(program), same: Vec::new() }
     }
 
     /// Returns all reruns, in the order in which they run.
@@ -89,7 +90,7 @@ impl<'a> Reruns<'a> {
             let (count, all) = (reruns.len(), self.all.len());
             step.trace.name = format!("{}, without {count} of {all} reruns", step.trace.name);
         }
-        check(self.program, &reruns, &step)?;
+        check(self.program, &reruns, &step, &self.same)?;
         Ok(step)
     }
 }

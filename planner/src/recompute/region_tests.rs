@@ -43,7 +43,7 @@ fn read(storage: PlanStorage) -> Use {
 }
 
 fn why(trace: &Trace, regions: &[CheckpointedRegion]) -> String {
-    let (_, places) = Reruns::of_regions(trace, regions);
+    let (_, places) = Reruns::of_regions(trace, regions, &[]);
     places[0].as_ref().expect_err("it can be left out").to_string()
 }
 
@@ -53,7 +53,7 @@ fn regions_that_the_program_names_are_the_reruns_that_its_trace_shows() {
     let mut regions = regions_of(&trace);
     let shown = Reruns::of(&trace);
     regions.reverse();
-    let (named, places) = Reruns::of_regions(&trace, &regions);
+    let (named, places) = Reruns::of_regions(&trace, &regions, &[]);
     assert_eq!(named.all(), shown.all());
     let places: Vec<u32> = places.into_iter().map(Result::unwrap).collect();
     assert_eq!(places, [5, 4, 3, 2, 1, 0]);
@@ -72,8 +72,10 @@ fn ops_that_only_name_tensors_anew_are_left_out_of_both_runs() {
             again: twice(&region.again),
         })
         .collect();
-    let (short, at) = without_aliases(&longer, &of_longer);
+    let same = [SameWrites { first: 2, later: 6 }];
+    let (short, at, moved) = without_aliases(&longer, &of_longer, &same);
     assert_eq!(short, trace);
+    assert_eq!(moved, [SameWrites { first: 1, later: 3 }]);
     assert_eq!(at, regions);
 }
 
@@ -81,7 +83,7 @@ fn ops_that_only_name_tensors_anew_are_left_out_of_both_runs() {
 fn what_cannot_be_left_out_is_told() {
     let trace = CheckpointedStep::of(2, 1).checkpointed();
     let regions = regions_of(&trace);
-    assert!(Reruns::of_regions(&trace, &regions).1.iter().all(Result::is_ok));
+    assert!(Reruns::of_regions(&trace, &regions, &[]).1.iter().all(Result::is_ok));
     let CheckpointedRegion { first, again } = regions[0].clone();
     let [first_op, again_op] = [&first, &again].map(|ops| ops.start as usize);
     let changed = |change: &dyn Fn(&mut Trace)| {
@@ -114,6 +116,74 @@ fn what_cannot_be_left_out_is_told() {
     assert!(between.contains("would read other bytes of"), "{between}");
 }
 
+/// The step with ops that gather what a region reads of the model: one before the region's first
+/// run, and one before its second. Returns their places, too, and the regions that are.
+fn gathered_again() -> (Trace, Vec<CheckpointedRegion>, SameWrites) {
+    let trace = CheckpointedStep::of(2, 1).checkpointed();
+    let mut regions = regions_of(&trace);
+    let [first, again] = [regions[0].first.start, regions[0].again.start];
+    let weight = trace.ops[first as usize].uses[0].storage;
+    let gather = Op {
+        name: "gather".to_owned(),
+        duration: Nanos(1),
+        fingerprint: 9,
+        uses: vec![Use { access: Access::Update, ..read(weight) }],
+        births: Vec::new(),
+        deaths: Vec::new(),
+    };
+    let mut longer = Trace { ops: Vec::new(), ..trace.clone() };
+    let mut place = Vec::new();
+    for (index, op) in trace.ops.iter().enumerate() {
+        if [first, again].contains(&(index as u32)) {
+            longer.ops.push(gather.clone());
+        }
+        place.push(longer.ops.len() as u32);
+        longer.ops.push(op.clone());
+    }
+    for storage in &mut longer.storages {
+        if let Identity::Output { op, .. } = &mut storage.identity {
+            *op = OpIndex(place[op.0 as usize]);
+        }
+    }
+    longer.validate().unwrap();
+    let at = |op: u32| place[op as usize];
+    for region in &mut regions {
+        for ops in [&mut region.first, &mut region.again] {
+            *ops = at(ops.start)..at(ops.end - 1) + 1;
+        }
+    }
+    (longer, regions, SameWrites { first: at(first) - 1, later: at(again) - 1 })
+}
+
+#[test]
+fn what_is_gathered_again_is_the_same_where_it_was_compared() {
+    let (trace, regions, same) = gathered_again();
+    let refused = why(&trace, &regions);
+    assert!(refused.contains("would read other bytes of"), "{refused}");
+    let (reruns, places) = Reruns::of_regions(&trace, &regions, &[same]);
+    assert!(places.iter().all(Result::is_ok), "{places:?}");
+    let kept = reruns.without(&reruns.every()).unwrap();
+    assert!(kept.trace.ops.len() < trace.ops.len());
+    // Neither does that say anything of what else is written in between, nor does a pair of other
+    // ops.
+    let weight = trace.ops[same.later as usize].uses[0].storage;
+    let mut changed = trace.clone();
+    changed.ops[same.later as usize + 1].uses.push(Use { access: Access::Update, ..read(weight) });
+    let refused = |trace: &Trace, same: SameWrites| {
+        let (_, places) = Reruns::of_regions(trace, &regions, &[same]);
+        places[0].as_ref().expect_err("it can be left out").to_string()
+    };
+    let count = trace.ops.len() as u32;
+    for said in [
+        refused(&changed, same),
+        refused(&trace, SameWrites { first: same.first, later: count }),
+        refused(&trace, SameWrites { first: same.later, later: same.first }),
+        refused(&trace, SameWrites { first: same.first - 1, later: same.later }),
+    ] {
+        assert!(!said.is_empty(), "{said}");
+    }
+}
+
 /// A transfer that is under way holds what nothing uses any more.
 #[test]
 fn what_only_a_transfer_holds_is_not_kept() {
@@ -121,7 +191,7 @@ fn what_only_a_transfer_holds_is_not_kept() {
     step.ops[1].saves.clear();
     let trace = step.checkpointed();
     let regions = regions_of(&trace);
-    let (prompt, _) = Reruns::of_regions(&trace, &regions);
+    let (prompt, _) = Reruns::of_regions(&trace, &regions, &[]);
     for (number, rerun) in prompt.all().iter().enumerate() {
         // What the region's second op reads, and nothing after it.
         let [first, again] = [&rerun.first, &rerun.again].map(|ops| {
@@ -136,11 +206,11 @@ fn what_only_a_transfer_holds_is_not_kept() {
             late.ops[held_until].deaths.push(crate::trace::Death { storage, previous: false });
         }
         late.validate().unwrap();
-        let (reruns, places) = Reruns::of_regions(&late, &regions);
+        let (reruns, places) = Reruns::of_regions(&late, &regions, &[]);
         assert!(places.iter().all(Result::is_ok), "{places:?}");
         assert_eq!(reruns.all(), prompt.all());
         let kept = reruns.without(&LeftOut(vec![number as u32])).unwrap();
-        check(&late, &[&reruns.all()[number]], &kept).unwrap();
+        check(&late, &[&reruns.all()[number]], &kept, &[]).unwrap();
     }
 }
 

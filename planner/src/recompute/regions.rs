@@ -21,6 +21,16 @@ pub struct CheckpointedRegion {
     pub again: Range<u32>,
 }
 
+/// Two ops of a step, the later of which writes the bytes that the first one wrote, as whoever
+/// names them has compared: a parameter that is gathered from other ranks once more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SameWrites {
+    /// The op that wrote them first.
+    pub first: u32,
+    /// The op that writes them again.
+    pub later: u32,
+}
+
 /// The reason why the second run of a region cannot be left out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoRerun {
@@ -69,11 +79,15 @@ pub enum NoRerun {
 
 impl<'a> Reruns<'a> {
     /// The second runs of these regions of a step. For each region its place in [`Reruns::all`], or
-    /// why it has none.
+    /// why it has none. Of `same` those count whose ops the step has, in their order.
     pub fn of_regions(
         program: &'a Trace,
         regions: &[CheckpointedRegion],
+        same: &[SameWrites],
     ) -> (Self, Vec<Result<u32, NoRerun>>) {
+        let mut same = same.to_vec();
+        same.retain(|pair| pair.first < pair.later && (pair.later as usize) < program.ops.len());
+        same.sort_unstable_by_key(|pair| pair.later);
         let (facts, mut layers) = (Facts::of(program), Layers::default());
         let mut in_order: Vec<usize> = (0..regions.len()).collect();
         in_order.sort_by_key(|region| regions[*region].again.start);
@@ -81,19 +95,19 @@ impl<'a> Reruns<'a> {
         let mut all: Vec<Rerun> = Vec::new();
         for region in in_order {
             let rerun = Rerun::of_region(&facts, &mut layers, &regions[region]);
-            let found = rerun.and_then(|rerun| dependence(program, rerun));
+            let found = rerun.and_then(|rerun| dependence(program, rerun, &same));
             places[region] = found.map(|rerun| {
                 all.push(rerun);
                 all.len() as u32 - 1
             });
         }
-        (Self { program, all }, places)
+        (Self { program, all, same }, places)
     }
 }
 
 /// The rerun, if it can be left out alone.
-fn dependence(program: &Trace, rerun: Rerun) -> Result<Rerun, NoRerun> {
-    let alone = Reruns { program, all: vec![rerun.clone()] };
+fn dependence(program: &Trace, rerun: Rerun, same: &[SameWrites]) -> Result<Rerun, NoRerun> {
+    let alone = Reruns { program, all: vec![rerun.clone()], same: same.to_vec() };
     match alone.without(&LeftOut(vec![0])) {
         Ok(_) => Ok(rerun),
         Err(RecomputeError::Dependence(why)) => Err(NoRerun::Dependence { why: why.to_string() }),
@@ -101,12 +115,13 @@ fn dependence(program: &Trace, rerun: Rerun) -> Result<Rerun, NoRerun> {
     }
 }
 
-/// The step without ops that only name a tensor anew, and where regions lie in it. Their time is
-/// that of the op before.
+/// The step without ops that only name a tensor anew, and where regions and ops that write the same
+/// lie in it. Their time is that of the op before.
 pub fn without_aliases(
     trace: &Trace,
     regions: &[CheckpointedRegion],
-) -> (Trace, Vec<CheckpointedRegion>) {
+    same: &[SameWrites],
+) -> (Trace, Vec<CheckpointedRegion>, Vec<SameWrites>) {
     let is_alias = |index: usize| {
         let op = &trace.ops[index];
         let modifies = op.uses.iter().any(|used| used.access.modifies());
@@ -134,14 +149,14 @@ pub fn without_aliases(
             }
         }
     }
-    let at = |ops: &Range<u32>| {
-        let end = place.len() as u32 - 1;
-        place[ops.start.min(end) as usize]..place[ops.end.min(end) as usize]
-    };
+    let place_of = |op: u32| place[op.min(place.len() as u32 - 1) as usize];
+    let at = |ops: &Range<u32>| place_of(ops.start)..place_of(ops.end);
     let regions = regions.iter().map(|CheckpointedRegion { first, again }| {
         let (first, again) = (at(first), at(again));
         CheckpointedRegion { first, again }
     });
     let regions = regions.collect();
-    (left, regions)
+    let moved =
+        |pair: &SameWrites| SameWrites { first: place_of(pair.first), later: place_of(pair.later) };
+    (left, regions, same.iter().map(moved).collect())
 }

@@ -86,7 +86,7 @@ fn a_step_that_reads_something_else_is_found() {
     let reruns = Reruns::of(&trace);
     let left_out = [&reruns.all()[0]];
     let mut step = reruns.without(&LeftOut(vec![0])).unwrap();
-    check(&trace, &left_out, &step).unwrap();
+    check(&trace, &left_out, &step, &[]).unwrap();
     let saved: PlanStorage = left_out[0].made[0].first;
     let reader = left_out[0].first.end as usize;
     step.trace.ops[reader].uses.push(Use {
@@ -94,7 +94,7 @@ fn a_step_that_reads_something_else_is_found() {
         access: Access::Update,
         previous: false,
     });
-    let broken = check(&trace, &left_out, &step).unwrap_err();
+    let broken = check(&trace, &left_out, &step, &[]).unwrap_err();
     assert!(broken.to_string().contains("would read other bytes of"), "{broken}");
 }
 

@@ -26,18 +26,6 @@ WIDTH, LAYERS, ROWS, MICRO_BATCHES = 96, 4, 192, 3
 STEPS, STEPS_OF_CHOICES = 8, 20  # regions are chosen after two plans, and what is measured under each
 LARGE = 2048  # of layers that have parts
 STAGING, PLENTY = 256 * KIB, 1024 * MIB
-# In the words of the planner, and of blocks.
-OTHER_BYTES = ("would read other bytes", "which it reads, changes before its backward pass")
-GATHERED = (
-    "FSDP2 gathers the parameters again before the backward pass, and no rank sees whether another one has changed its "
-    "part since, so that a second run may read other bytes; with `reshard_after_forward=False` regions have a choice"
-)
-HELD = (
-    "a gradient whose bytes are on their way to or from a GPU has one more holder, and torch adds in place only to what "
-    "has one: steps of this program leave their plans; where they follow them, the reason is that of FSDP2 on the host"
-)
-# What is said of a step then.
-NOT_IN_PLACE = "aten.add.Tensor ran where aten.add_.Tensor was planned"
 NEVER = "never run: inductor's kernels for CUDA need a GPU, which no machine of the tests has"
 
 
@@ -82,12 +70,9 @@ def noticed(stats):
 
 def refused(stats):
     """Returns the refusal of regions: the last one's reason, where they were looked at."""
-    if not stats["recompute"]["settled"] and any(NOT_IN_PLACE in notice for notice in stats["notices"]):
-        return HELD
     if stats["recompute"]["own_seconds"] is None and not stats["recompute"]["settled"]:
         return "too few steps follow their plan to its end for regions to be compared"
-    why = [stats["recompute"]["why"], *stats["recompute"]["refused"]][-1]
-    return GATHERED if any(words in why for words in OTHER_BYTES) else why
+    return [stats["recompute"]["why"], *stats["recompute"]["refused"]][-1]
 
 
 class Feature(NamedTuple):

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tidelog_engine::pool::Pool;
 
-use tidelog_planner::recompute::CheckpointedRegion;
+use tidelog_planner::recompute::{CheckpointedRegion, SameWrites};
 use tidelog_planner::residency::{OpUse, StorageId};
 use tidelog_planner::simulate::TimeCause;
 use tidelog_planner::trace::StorageKind;
@@ -212,6 +212,16 @@ pub struct tide_region {
 fn region_of(region: &tide_region) -> CheckpointedRegion {
     let tide_region { first_begin, first_end, again_begin, again_end } = *region;
     CheckpointedRegion { first: first_begin..first_end, again: again_begin..again_end }
+}
+
+/// Two ops of a step, the later of which writes the bytes that the first one wrote.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct tide_same_writes {
+    /// The op that wrote them first.
+    pub first: u32,
+    /// The op that writes them again.
+    pub later: u32,
 }
 
 fn with_session<T: ReturnCode>(
@@ -848,6 +858,28 @@ pub unsafe extern "C" fn tide_session_choose_regions(
         // SAFETY: by this function's contract.
         let regions = unsafe { array_argument(regions, count, "regions") }?;
         session.choose_regions(regions.iter().map(region_of).collect())
+    })
+}
+
+/// Names ops of the planned step that write the same bytes, as the caller has compared them, for
+/// the next `tide_session_choose_regions`: what is gathered from other ranks once more, for one.
+/// What reads the bytes of either is taken to read the same. The caller compares them in later
+/// steps, too.
+///
+/// # Safety
+/// `pairs` has `count` items.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_session_same_writes(
+    session: u64,
+    pairs: *const tide_same_writes,
+    count: usize,
+) -> i32 {
+    with_session(session, |session| {
+        // SAFETY: by this function's contract.
+        let pairs = unsafe { array_argument(pairs, count, "pairs") }?;
+        let same = |pair: &tide_same_writes| SameWrites { first: pair.first, later: pair.later };
+        session.same_writes(pairs.iter().map(same).collect());
+        Ok(())
     })
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tidelog_engine::pool::Pool;
 use tidelog_engine::units::ByteCount;
-use tidelog_planner::recompute::CheckpointedRegion;
+use tidelog_planner::recompute::{CheckpointedRegion, SameWrites};
 use tidelog_planner::residency::{
     Config, EvictError, OpProgress, OpUse, ProtocolError, Residency, StorageId,
 };
@@ -301,6 +301,11 @@ impl Session {
         let mut executor = self.lock();
         let Executor { machine, planning, history, .. } = &mut *executor;
         planning.choose_regions((regions, Bytes(room)), machine, history).map_err(Failure::invalid)
+    }
+
+    /// Names ops of the planned step that write the same bytes, for the next choice of regions.
+    pub(crate) fn same_writes(&self, same: Vec<SameWrites>) {
+        self.lock().planning.same_writes(same);
     }
 
     /// The choice, as JSON; null while it is being made.

@@ -99,6 +99,10 @@ class Region(ctypes.Structure):
     _fields_ = [("first_begin", _u32), ("first_end", _u32), ("again_begin", _u32), ("again_end", _u32)]
 
 
+class SameWrites(ctypes.Structure):
+    _fields_ = [("first", _u32), ("later", _u32)]
+
+
 SIGNATURES: Signatures = {
     "tide_version": (_text, []),
     "tide_last_error": (_size, [_text, _size, ctypes.POINTER(_u32)]),
@@ -132,6 +136,7 @@ SIGNATURES: Signatures = {
     "tide_session_divisible": (_i32, [_u64, _u32]),
     "tide_session_plan": (_i32, [_u64, ctypes.POINTER(_pointer), ctypes.POINTER(_u64)]),
     "tide_session_choose_regions": (_i32, [_u64, _pointer, _size]),
+    "tide_session_same_writes": (_i32, [_u64, _pointer, _size]),
     "tide_session_chosen_regions": (_size, [_u64, _text, _size]),
     "tide_session_learn_again": (_i32, [_u64]),
     "tide_session_stats": (_size, [_u64, _text, _size]),
@@ -319,10 +324,15 @@ class Session:
         self._library.tide_session_plan(self._flushed(), ctypes.byref(due), ctypes.byref(count))
         return ctypes.string_at(due, count.value) if count.value else b""
 
-    def choose_regions(self, regions: Sequence[tuple[int, int, int, int]]) -> None:
+    def choose_regions(
+        self, regions: Sequence[tuple[int, int, int, int]], same: Sequence[tuple[int, int]] = ()
+    ) -> None:
         """Starts the choice of the regions of the planned step that are better run once. Of each: its ops of the first
-        run, from and before, and those of the second one.
+        run, from and before, and those of the second one. `same`: pairs of ops that write the same bytes.
         """
+        if same:
+            pairs = (SameWrites * len(same))(*(SameWrites(*pair) for pair in same))
+            self._library.tide_session_same_writes(self._flushed(), ctypes.addressof(pairs), len(same))
         packed = (Region * len(regions))(*(Region(*region) for region in regions))
         self._library.tide_session_choose_regions(self._flushed(), ctypes.addressof(packed), len(regions))
 

@@ -114,6 +114,7 @@ class Ledger(Protocol):
 
     def launches(self, needs: int) -> None: ...  # it makes at most so many bytes
     def share(self, storage: Storage) -> None: ...
+    def awaited_here(self, record: Record) -> None: ...  # the current stream waits for an op that uses it elsewhere
     def order(self, record: Record) -> None: ...
 
     # -- memory that goes and comes

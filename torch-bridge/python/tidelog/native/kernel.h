@@ -29,6 +29,7 @@ enum Trait : uint32_t {
   GOES_ON = 256,       // it may go on after it has returned: its result has a `Work`
   COMPOSED = 512,      // it is made of other ops, which are seen
   UNFILLED = 1024,     // whoever runs it may write its result in C++, past all ops
+  TELLS_STREAMS = 2048,  // it tells torch's allocator which streams use its tensors
 };
 
 // Ops that needed nothing of Python's.
@@ -191,7 +192,7 @@ class Kernel {
   // Returns whether an op is looked at in full wherever a plan is followed. A product resizes nothing that has its
   // shape.
   bool is_special(const Tensors& arguments) const {
-    return facts_->has(RESIZES | IN_PIECES | IN_PYTHON | GOES_ON | COMPOSED) &&
+    return facts_->has(RESIZES | IN_PIECES | IN_PYTHON | GOES_ON | COMPOSED | TELLS_STREAMS) &&
            !(facts_->has(IS_PRODUCT) && arguments.are_of_product());
   }
 

@@ -318,8 +318,14 @@ class Ledger {
     share_with_new();
   }
 
+  // The current stream has been made to wait for an op that goes on elsewhere, and uses this: it
+  // counts as used there.
+  void awaited_here(Record& record) {
+    if (Use use = streams_.launches(true, false); use.op != 0) note(record.uses, use);
+  }
+
   // A storage has its bytes again, or is about to lose its memory.
-  void share(const c10::StorageImpl& storage) const { streams_.share(Records::memory_of(storage)); }
+  void share(const c10::StorageImpl& storage) const { streams_.share(Records::owned_memory_of(storage)); }
 
   // The handle of an event behind everything that was launched, which is noted with a storage whose memory is about to
   // be touched. Null: it is all done.
@@ -340,6 +346,24 @@ class Ledger {
   }
 
   // -- memory that goes and comes ---------------------------------------------------------------------------
+
+  // The memory of a storage is about to be touched by a transfer, until `Records::ends`. What parts may be given back
+  // of is torch's meanwhile.
+  void begin_flight(Record& record) const {
+    bool has_parts = divides_from != 0 && static_cast<uint64_t>(record.size) >= divides_from;
+    if (streams_.are_a_devices() && !has_parts)
+      Records::begins_as_owner(record);
+    else
+      Records::begins(record);
+  }
+
+  // Ends that for a storage that has died meanwhile. Who has its memory next waits for what touches it.
+  void end_dead(Record& record) const {
+    if (record.event) streams_.fetched(record.event);
+    streams_.share(record.memory);
+    Records::ends(record);
+    record.state = SETTLED;  // whoever waits for it has waited
+  }
 
   // A storage that is `OUT` loses its memory. Where that is read still, it goes when that is over.
   void take(Record& record, Message message) {

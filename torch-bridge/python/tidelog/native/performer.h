@@ -125,7 +125,7 @@ class Performer {
       }
       if (memory != nullptr && address != 0) pass(bytes, *record, storage, address, *memory);
     } else if (record && memory == nullptr) {
-      Records::ends(*record);  // its memory was in flight when it died
+      ledger_.end_dead(*record);
     }
     return TIDE_READY;
   }
@@ -180,7 +180,7 @@ class Performer {
       ledger_.mark(record, before);
       return false;
     }
-    Records::begins(record, ledger_.streams().keep_storages());
+    ledger_.begin_flight(record);
     address = reinterpret_cast<uint64_t>(storage.mutable_data());
     return true;
   }
@@ -213,7 +213,7 @@ class Performer {
         DeviceArena::has(Records::owned_memory_of(*record.impl)))
       ledger_.calls().require(ledger_.calls().divisible(ledger_.calls().handle, static_cast<uint32_t>(record.number)));
     ledger_.mark(record, COMING);
-    Records::begins(record, ledger_.streams().keep_storages());
+    ledger_.begin_flight(record);
     untold_ += static_cast<int64_t>(size);
     if (untold_ >= TOLD_EVERY)
       checked(PyObject_CallOneArg(allocated_.get(), to_python(std::exchange(untold_, 0)).get()));
@@ -222,10 +222,8 @@ class Performer {
 
   bool settle(Record& record, uint64_t state, uint64_t&) {
     ledger_.order(record);
-    if (record.is_away()) {
-      Guard::lift(*record.impl);
-      ledger_.share(*record.impl);
-    }
+    if (record.is_away()) Guard::lift(*record.impl);
+    ledger_.share(*record.impl);  // also where it stayed: torch may have told its allocator of a stream meanwhile
     ledger_.mark(record, state == TIDE_PARTS_COPIED ? CLEAN : SETTLED);
     Records::ends(record);
     return true;

@@ -7,7 +7,9 @@
 // them.
 //
 // A reference to a storage, or an object of it in Python, would change what autograd does with it: it adds gradients up
-// in place where nobody else has the storage. So a record has a weak one, which counts for nothing there.
+// in place where nobody else has the storage. So a record has a weak one, which counts for nothing there. Of a GPU's
+// memory that is in flight the record is the owner meanwhile, as it is of the host's all the time: what torch tells its
+// allocator of streams by the storage is lost then, so that an op that does so takes the memory back first (`let_go`).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -89,6 +91,7 @@ struct Record final : c10::intrusive_ptr_target, Link {
   c10::DataPtr memory;  // the storage's, where this is its owner
   size_t memory_size = 0;  // of a slice
   bool is_owner = false;  // whether this hangs on the storage as the owner of its memory
+  bool is_lent = false;   // whether it is the owner only while the memory is in flight
 
   Ledger* ledger = nullptr;  // null: no block counts it
   int64_t size = 0, present = 0;
@@ -282,12 +285,13 @@ class Records {
   static void let_go(c10::StorageImpl& storage) {
     Record* record = of(storage);
     if (record == nullptr || !record->is_owner) return;
-    c10::DataPtr& held = storage._mutable_data_ptr_no_checks();
-    RecordPtr kept = RecordPtr::reclaim(static_cast<Record*>(held.release_context()));
-    record->is_owner = false;
-    std::lock_guard lock(all().mutex);
-    held = all().memory_taken_from(*record);  // at the same address, as in `own`
-    all().insert(kept);
+    if (record->is_lent) record->kept = record->storage();
+    part(*record);
+  }
+
+  // Lets go of a GPU's memory, which a record owns only in flight.
+  static void let_go_on_device(c10::StorageImpl& storage) {
+    if (Record* record = of(storage); record != nullptr && record->is_lent) let_go(storage);
   }
 
   // Returns whether no record is in the table: then each death is known.
@@ -323,11 +327,25 @@ class Records {
     all().count_ = all().found_ = table.size();
   }
 
-  // Begins the time in which nobody frees the storage's memory but `ends`. With `lives` the storage lives until then: a
-  // device may touch its memory after that, in the order of streams, and they are told by the storage.
-  static void begins(Record& record, bool lives = false) {
+  // Begins the time in which nobody frees the storage's memory but `ends`. What no record owns lives until then.
+  static void begins(Record& record) {
     record.in_flight = true;
-    if (lives || !record.is_owner) record.kept = record.storage();
+    if (!record.is_owner) record.kept = record.storage();
+  }
+
+  // Begins that time for a storage that lives until its end in any case.
+  static void begins_alive(Record& record) {
+    record.in_flight = true;
+    record.kept = record.storage();
+  }
+
+  // Begins that time as the owner of the memory until its end, where that is an allocator's of a GPU.
+  static void begins_as_owner(Record& record) {
+    if (!record.is_owner && is_allocators(*record.impl)) {
+      own(record);
+      record.is_lent = true;
+    }
+    begins(record);
   }
 
   // Ends that time: nobody touches the memory any more.
@@ -336,6 +354,8 @@ class Records {
     c10::Storage kept = std::exchange(record.kept, c10::Storage());
     EventPtr event = std::move(record.event), last_use = std::move(record.last_use);
     c10::DataPtr memory;
+    c10::Storage alive = record.is_lent ? record.storage() : c10::Storage();
+    if (alive) part(record);
     std::lock_guard lock(all().mutex);
     if (!record.in_flight) return;
     record.in_flight = false;
@@ -362,7 +382,7 @@ class Records {
     RecordPtr record = RecordPtr::reclaim(static_cast<Record*>(context));
     c10::DataPtr memory;  // freed without the lock
     std::lock_guard lock(all().mutex);
-    record->is_owner = false;
+    record->is_owner = record->is_lent = false;
     bool is_dead = record->weak.expired();
     if (!record->in_flight) memory = all().memory_taken_from(*record);
     if (!is_dead)
@@ -371,6 +391,16 @@ class Records {
       all().dying_.push_back(record);
     else
       died(*record);
+  }
+
+  // The opposite of `own`.
+  static void part(Record& record) {
+    c10::DataPtr& held = record.impl->_mutable_data_ptr_no_checks();
+    RecordPtr kept = RecordPtr::reclaim(static_cast<Record*>(held.release_context()));
+    record.is_owner = record.is_lent = false;
+    std::lock_guard lock(all().mutex);
+    held = all().memory_taken_from(record);  // at the same address, as in `own`
+    all().insert(kept);
   }
 
   void insert(RecordPtr record) {
@@ -398,7 +428,7 @@ class Records {
   static c10::DataPtr unhang(Record& record) {
     c10::DataPtr owned = record.impl->set_data_ptr(c10::DataPtr(nullptr, record.impl->device()));
     if (!record.is_owner) return owned;
-    record.is_owner = false;
+    record.is_owner = record.is_lent = false;
     RecordPtr::reclaim(static_cast<Record*>(owned.release_context()));
     if (!Slices::is_slice(record.memory)) return std::exchange(record.memory, c10::DataPtr());
     std::lock_guard lock(all().mutex);

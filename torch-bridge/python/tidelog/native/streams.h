@@ -34,8 +34,7 @@ class Streams {
   Streams& operator=(const Streams&) = delete;
   virtual ~Streams() = default;
 
-  // Returns whether a storage must live as long as a device may touch its memory: streams are told by the storage.
-  virtual bool keep_storages() const { return false; }
+  virtual bool are_a_devices() const { return false; }
   // An op is about to be launched on the current stream. `is_known`: what it uses is noted with the returned number;
   // otherwise it may use any storage. `none_runs`: no other op is under way that has launched only a part yet.
   virtual Use launches(bool, bool) { return {}; }
@@ -88,7 +87,7 @@ class DeviceStreams final : public Streams {
  public:
   explicit DeviceStreams(c10::Device device) : device_(device), guard_(device.type()) {}
 
-  bool keep_storages() const override { return true; }
+  bool are_a_devices() const override { return true; }
 
   Use launches(bool is_known, bool none_runs) override {
     size_t place = noticed();

@@ -147,10 +147,11 @@ inline void add_ledgers(py::module_& m) {
       .def("pin", &Ledger::pin)
       .def("unpin", &Ledger::unpin)
       .def("async_use", &Ledger::async_use)
-      .def_static("begins", [](Record& record) { Records::begins(record, true); })
+      .def_static("begins", &Records::begins_alive)
       .def_static("ends", &Records::ends)
       // -- in what order ops and moves use memory
       .def("launches", [](Ledger& ledger, int64_t needs) { ledger.launches(needs); })
+      .def("awaited_here", &Ledger::awaited_here)
       .def("share", &Ledger::share)
       .def("order", &Ledger::order)
       // -- memory that goes and comes

@@ -137,6 +137,9 @@ class Kernel::Unusual {
 
   void launch() {
     StepClock::Marked marked(TIDE_TIME_KERNELS);
+    if (facts().has(TELLS_STREAMS | GOES_ON))
+      for (const Holder& each : op_.arguments())
+        if (each.storage != nullptr) Records::let_go_on_device(*each.storage);
     if (facts().has(IN_PYTHON)) return in_python();
     At inside(Where::inside);
     op_.run();

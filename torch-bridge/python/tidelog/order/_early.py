@@ -36,7 +36,8 @@ from tidelog.storages._ops import Args, Kwargs
 
 _BY_DDP = (
     "DistributedDataParallel keeps all gradients in its buckets, and has the sums over the ranks when its backward pass "
-    "ends"
+    "ends: an earlier update would free none of them, and would need the communication hook, which is the program's. "
+    "updates='lazy' moves as much"
 )
 
 

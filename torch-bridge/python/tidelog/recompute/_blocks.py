@@ -114,7 +114,10 @@ class Blocks:
         if self.again:
             return
         written = dict(_numbers(modified(func, args, kwargs)))
+        gathered = self._regions.gathers.of(modified(func, args, kwargs)) if self._regions.gathers.is_gathering else ()
         for waiting in self._waiting:
+            if not waiting.region.gathered.keys().isdisjoint(gathered):
+                continue  # whether the bytes are others is found when all have come
             for number in waiting.read & written.keys():
                 waiting.region.refuse(f"{written[number].describe()}, which it reads, changes before its backward pass")
         if (uses := self._uses) is not None:

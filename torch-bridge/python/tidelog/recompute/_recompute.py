@@ -59,6 +59,7 @@ class Recompute:
         self._phase = _Phase.LOOKS
         self._why = "the program's own steps are learnt"
         self._seen: list[Region] = []  # of the last step that was profiled
+        self._same: list[tuple[int, int]] = []  # ops of that step that gather the same bytes
         self._asked: list[int] = []  # places of those that the planner chooses from
         self._seconds: deque[float] = deque(maxlen=_COMPARED + 1)
         self._own: float | None = None
@@ -149,7 +150,7 @@ class Recompute:
 
     def _unplanned(self) -> None:
         if self._phase in (_Phase.LOOKS, _Phase.DOUBLES):
-            self._seen = self._regions.of_step
+            self._seen, self._same = self._regions.of_step, self._regions.gathers.same
         if self._phase in (_Phase.DOUBLES, _Phase.LEARNS, _Phase.COMPARES):
             self._patience -= 1
             if not self._patience:
@@ -168,6 +169,7 @@ class Recompute:
     def _run_otherwise(self, places: Sequence[int]) -> None:
         """Makes those regions, and no others, run otherwise than the program has them."""
         self._choosable.otherwise = {place: self._seen[place].key for place in places}
+        self._regions.watch({place: tuple(self._seen[place].gathered) for place in places})
         self._steps.learn_again()
 
     def _ask(self) -> None:
@@ -179,7 +181,7 @@ class Recompute:
         if not self._asked:
             return self._find_none()
         self._phase, self._why = _Phase.CHOOSES, "the planner looks which regions are better run once"
-        self._session.choose_regions([self._seen[place].ops() for place in self._asked])
+        self._session.choose_regions([self._seen[place].ops() for place in self._asked], self._same)
         return None
 
     def _find_none(self) -> None:

@@ -19,11 +19,12 @@ import torch.utils.checkpoint as checkpoints
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from tidelog import _patches
+from tidelog import _errors, _patches
 from tidelog.dispatch._access import Access
 from tidelog.dispatch._steps import Steps
 from tidelog.order._unordered import states_of_others
-from tidelog.storages._ops import Args, Kwargs, Op, info_of
+from tidelog.recompute._gathers import Gathers, Group
+from tidelog.storages._ops import Args, Kwargs, Op, holders_of, info_of
 
 # What a region is: its code, and the modules that are found in it, each with whether it trains.
 Key: TypeAlias = tuple[object, tuple[tuple["weakref.ref[nn.Module]", bool], ...]]
@@ -47,6 +48,8 @@ class Region:
         self.why = why  # it has to run again, if so
         self.runs: list[tuple[int, int]] = []  # of each: its first op, and behind its last
         self.saved: set[torch.device] = set()  # GPUs whose state of random numbers the second run has again
+        self.gathered: dict[Group, int] = {}  # what FSDP2 has gathered that it reads, and the content that it read
+        self.is_otherwise = False  # whether it runs otherwise than the program has it
 
     def refuse(self, why: str) -> None:
         """Refuses the region, which has to run again. The first reason counts."""
@@ -64,6 +67,8 @@ class Regions:
     def __init__(self, steps: Steps, access: Access) -> None:
         self.looks = False  # whether runs are noted
         self.once: dict[int, Key] = {}  # regions that run once, by their places in the step
+        self.gathers = Gathers(steps, access, self._gathered)
+        self._reads: dict[int, tuple[Group, ...]] = {}  # what FSDP2 gathers that is read by those that run otherwise
         self.of_step: list[Region] = []
         self.kept = 0  # of them, so many have run once
         self.are_named = False  # whether they are the calls of named blocks (`_blocks`), and no others
@@ -81,6 +86,26 @@ class Regions:
     def begin_step(self) -> None:
         """A step begins."""
         self.of_step, self.kept, self.inside = [], 0, None
+        self.gathers.looks = self.looks
+        self.gathers.begin_step()
+
+    def watch(self, reads: dict[int, tuple[Group, ...]]) -> None:
+        """Watches what FSDP2 gathers: what is read by regions that run otherwise, by their places in the step."""
+        self._reads = reads
+        self.gathers.watched = frozenset(group for groups in reads.values() for group in groups)
+
+    def _gathered(self, group: Group) -> None:
+        for region in self.of_step:
+            if region.gathered.get(group, group.content) == group.content:
+                continue
+            if region.is_otherwise:
+                raise _errors.OrderError(
+                    f"FSDP2 has gathered other bytes than in the forward pass: those of {group.name}, or of a parameter "
+                    "beside it. A rank has changed its part of them between the passes. In the first steps none did, so "
+                    "that a region that reads them ran otherwise than the program has it: recompute='best' is for "
+                    "programs that change parameters after the backward pass."
+                )
+            region.refuse("FSDP2 gathers other bytes for its second run: a rank has changed its part of a parameter")
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -156,6 +181,8 @@ class Regions:
             return None
         region = Region(_key(function, args), _why_not(preserves, options))
         region.saved = {each.device for each in tree_leaves(args) if isinstance(each, Tensor)}
+        if not self.looks:
+            region.gathered = {group: group.content for group in self._reads.get(len(self.of_step), ())}
         self.of_step.append(region)
         return region
 
@@ -163,10 +190,12 @@ class Regions:
         place = len(self.of_step) - 1
         is_kept = region.why is None and self.once.get(place) == region.key
         self.kept += is_kept
+        region.is_otherwise = is_kept
         return is_kept
 
     def again(self, region: Region, function: Callable[..., Any], args: Args) -> Any:
         """Calls a function that runs again in the backward pass."""
+        region.is_otherwise = True
         return checkpoints.checkpoint(self.noted(region, function), *args, use_reentrant=False)
 
     # -- runs ------------------------------------------------------------------------------------
@@ -196,9 +225,12 @@ class Regions:
 
     def saw(self, func: Op, args: Args, kwargs: Kwargs, result: Any) -> None:
         """An op has run, while runs are noted."""
+        self.gathers.saw(func, args, kwargs)
         region = self.inside
         if region is None:
             return
+        for group in self.gathers.of(holders_of(args, kwargs)):
+            region.gathered.setdefault(group, group.content)
         if not isinstance(func, torch._ops.OpOverload):
             region.refuse("it runs compiled kernels")
         elif func.namespace in _COLLECTIVES:

@@ -80,13 +80,20 @@ class AsyncUses:
         """Records that somebody has waited for this `Work`."""
         for use in [*self._running, *self._elsewhere]:
             if use.work is work:
-                use.waited = True
+                self._is_awaited(use)
 
     def _waited_for(self, storages: Sequence[Storage]) -> None:
         """Records that somebody has waited for everything that used these storages."""
         for use in [*self._running, *self._elsewhere]:
             if any(storage in storages for storage in use.storages):
-                use.waited = True
+                self._is_awaited(use)
+
+    def _is_awaited(self, use: _Use) -> None:
+        """Ends a use that was waited for. On a GPU it may go on: the current stream alone waits for it, and no
+        thread."""
+        use.waited = True
+        for record in use.records:
+            self._ledger.awaited_here(record)
 
     def look(self) -> bool:
         """Notes the uses that have ended; returns whether any has."""

@@ -154,6 +154,7 @@ class Trait(enum.IntFlag):
     IN_PYTHON = 128  # it may be written in Python, and launch kernels
     GOES_ON = 256  # it may go on after it has returned: its result has a `Work`
     COMPOSED = 512  # it is made of other ops
+    TELLS_STREAMS = 2048  # it tells torch's allocator which streams use its tensors
     UNFILLED = 1024  # its result has no values yet: torch.tensor writes them in C++, past all ops
 
 
@@ -164,6 +165,7 @@ _TRAITS_OF = {
     "aten.alias.default": Trait.LOOKS,
     "aten.view.default": Trait.LOOKS_AT_SHAPE,
     "aten.is_pinned.default": Trait.LOOKS | Trait.ASKS_PINNED,
+    "aten.record_stream.default": Trait.TELLS_STREAMS,
     # What torch.compile has products written to buffers by. None is resized that has the product's shape.
     **dict.fromkeys(("aten.mm.out", "aten.addmm.out", "aten.bmm.out", "aten.baddbmm.out"), Trait.IS_PRODUCT),
 }

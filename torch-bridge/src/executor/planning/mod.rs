@@ -26,7 +26,7 @@ use serde_json::Value;
 use tidelog_planner::cost::{HostLink, Machine, SsdLink};
 use tidelog_planner::endurance::WriteBudget;
 use tidelog_planner::gpu_step::session_runtime;
-use tidelog_planner::recompute::CheckpointedRegion;
+use tidelog_planner::recompute::{CheckpointedRegion, SameWrites};
 use tidelog_planner::residency::{OpUse, Residency, Schedule, StorageId};
 use tidelog_planner::simulate::{GpuRuntime, Runtime};
 use tidelog_planner::tidelog::Goal;
@@ -80,6 +80,8 @@ pub(super) struct Planning {
     under_way: Option<Attempt>,
     /// Choice of regions, if somebody has asked.
     choice: Option<RegionChoice>,
+    /// Ops of the step that the plan is for that write the same bytes, for the next choice.
+    same_writes: Vec<SameWrites>,
     /// The step that has just ended, if it was recorded.
     last_step: Option<LastStep>,
     /// Expected steps until there is a plan.
@@ -116,6 +118,7 @@ impl Planning {
             drift: Drift::default(),
             under_way: None,
             choice: None,
+            same_writes: Vec::new(),
             last_step: None,
             expected: None,
             holds_first: false,
@@ -365,12 +368,18 @@ impl Planning {
             .map(|took| Nanos(took.0.saturating_sub(history.counters().last_step().handling_ns)));
         let rates = self.rates(machine, history);
         let (machine, runtime) = (rates.machine(machine, self.staging), runtime(history));
-        let trace = Arc::clone(&planned.trace);
+        let (trace, same) = (Arc::clone(&planned.trace), std::mem::take(&mut self.same_writes));
         self.choice = Some(RegionChoice::begin(move || {
             let trace = scaled(&trace, Some(trace.duration()), took);
-            ChoiceTask { trace, machine, runtime, regions, room }
+            ChoiceTask { trace, machine, runtime, regions, same, room }
         })?);
         Ok(())
+    }
+
+    /// Names ops of the step that the plan is for that write the same bytes, for the next choice of
+    /// regions.
+    pub(super) fn same_writes(&mut self, same: Vec<SameWrites>) {
+        self.same_writes = same;
     }
 
     /// The choice that was asked for, as JSON; null while it is being made.

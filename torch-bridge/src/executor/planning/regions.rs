@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tidelog_planner::cost::{Machine, MachineError};
 use tidelog_planner::lifetime::Lifetimes;
 use tidelog_planner::recompute::{
-    CheckpointedRegion, LeftOut, Reruns, choose, finalists, without_aliases,
+    CheckpointedRegion, LeftOut, Reruns, SameWrites, choose, finalists, without_aliases,
 };
 use tidelog_planner::simulate::{Runtime, SimulateError};
 use tidelog_planner::tidelog::{QUICK_STEPS, TidelogOptions, step_cost};
@@ -33,6 +33,8 @@ pub(super) struct ChoiceTask {
     pub(super) machine: Machine,
     pub(super) runtime: Runtime,
     pub(super) regions: Vec<CheckpointedRegion>,
+    /// Ops of the step that write the same bytes.
+    pub(super) same: Vec<SameWrites>,
     /// Space in the pool for all storages of a step: what stays in memory may have a copy there,
     /// too.
     pub(super) room: Bytes,
@@ -103,8 +105,8 @@ impl ChoiceTask {
     /// Chooses the regions that are better run once, which cannot be and why, and what steps would
     /// take.
     fn choose(&self, slot: &ChoiceSlot) -> Result<Value, NoChoice> {
-        let (trace, regions) = without_aliases(&self.trace, &self.regions);
-        let (reruns, places) = Reruns::of_regions(&trace, &regions);
+        let (trace, regions, same) = without_aliases(&self.trace, &self.regions, &self.same);
+        let (reruns, places) = Reruns::of_regions(&trace, &regions, &same);
         let refused = places.iter().enumerate();
         let refused = refused.filter_map(|(region, place)| Some((region, place.as_ref().err()?)));
         let refused: Vec<Value> =
@@ -207,7 +209,8 @@ mod tests {
         };
         let (runtime, task_trace) = (Runtime::default(), trace.clone());
         let room = Bytes(room);
-        let task = move || ChoiceTask { trace: task_trace, machine, runtime, regions, room };
+        let same = Vec::new();
+        let task = move || ChoiceTask { trace: task_trace, machine, runtime, regions, same, room };
         let choice = RegionChoice::begin(task).unwrap();
         let began = Instant::now();
         while choice.made().is_null() {
