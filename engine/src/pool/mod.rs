@@ -84,7 +84,7 @@ pub use options::{
 pub use owner::take_over;
 pub use put::Put;
 pub use reclaim::Reclaimed;
-pub use replace::{ReplaceError, ReplaceOptions, ReplaceProgress, Replaced, replace};
+pub use replace::{ReplaceOptions, ReplaceProgress, Replaced, replace};
 pub use reshape::{ReshapeError, ReshapeOptions, ReshapeProgress, Reshaped, add, evacuate, remove};
 pub use scrub::{BadUnit, Scrub, ScrubReport, Scrubbed};
 pub use seal::{SealDescription, SealedTensor};
