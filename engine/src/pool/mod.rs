@@ -68,7 +68,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 pub use batch::Batch;
-pub use calibrate::{CalibrateError, CalibrateProgress, Calibration, Measurement};
+pub use calibrate::{CalibrateError, CalibrateProgress, Calibration, DeviceRate, Measurement};
 pub use commit::Commit;
 pub use error::{
     CloseError, CommitError, DeleteError, DiscardError, FormatError, GetError, OpenError, PutError,
