@@ -76,7 +76,7 @@ fn main() -> ExitCode {
         let mut rates: Vec<f64> = (0..ROUNDS).map(|_| rebuilt(&mut disks)).collect();
         rates.sort_by(f64::total_cmp);
         let rate = rates[ROUNDS / 2];
-        println!("{count} devices, tensors of {:7} bytes: {rate:.2} [{LEAST}]", tensor);
+        println!("{count} devices, tensors of {tensor:7} bytes: {rate:.2} [{LEAST}]");
         is_fast &= rate >= LEAST || tensor < 64 << 10;
     }
     if is_fast { ExitCode::SUCCESS } else { ExitCode::FAILURE }

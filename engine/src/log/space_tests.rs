@@ -334,8 +334,8 @@ fn no_random_program_breaks_the_accounting() {
 fn segments_are_shared_out_by_rate_while_there_is_plenty_of_space() {
     for lane in [STEP, MIRRORED] {
         let mut space = unequal_space(64);
-        // Blocks of each device, in segments of four blocks on each.
-        let mut on = [0_u32; 3];
+        // Sixths of blocks on each device.
+        let mut on = [0; 3];
         let mut taken = 0;
         while 4 * space.spare_segments() > 64 + 8 {
             let runs = allocate(&mut space, lane, 4 * BLOCK_BYTES).unwrap();
@@ -345,19 +345,20 @@ fn segments_are_shared_out_by_rate_while_there_is_plenty_of_space() {
                     1 => &[1, 2],
                     _ => &[2],
                 };
-                let each = run.blocks as f64 / devices.len() as f64;
-                devices.iter().for_each(|device| on[*device] += (each * 1000.0) as u32);
+                for device in devices {
+                    on[*device] += 6 * run.blocks / devices.len() as u32;
+                }
                 taken += run.blocks;
             }
         }
-        let part = |device: usize| f64::from(on[device]) / 1000.0 / f64::from(taken);
-        let wanted = match lane.copies {
-            Copies::One => [1.0 / 7.0, 2.0 / 7.0, 4.0 / 7.0],
+        let (all, parts) = match lane.copies {
+            Copies::One => (7, [1, 2, 4]),
             // No segment has both copies on one device.
-            Copies::Two => [1.0 / 5.0, 2.0 / 5.0, 2.0 / 5.0],
+            Copies::Two => (5, [1, 2, 2]),
         };
-        for (device, wanted) in wanted.into_iter().enumerate() {
-            assert!((part(device) - wanted).abs() < 0.03, "{lane:?}: {on:?} of {taken}");
+        for (on, part) in on.into_iter().zip(parts) {
+            let wanted = 6 * taken * part / all;
+            assert!(on.abs_diff(wanted) < 6 * taken / 30, "{lane:?}: {on} of {taken}");
         }
         // The rest is striped over all.
         let mut last = None;

@@ -36,8 +36,10 @@ use crate::units::{ByteCount, DeviceIndex, DeviceSet};
 
 /// Bytes that are read and written at once, at least one stripe unit.
 const GROUP_BYTES: u64 = 4 << 20;
-/// Groups that are read ahead of their writes, and as many that are written.
-const GROUPS_IN_FLIGHT: usize = 4;
+/// Bytes that are read ahead of their writes, and as many that are written.
+const BYTES_IN_FLIGHT: u64 = 4 * GROUP_BYTES;
+/// Limit of the groups that these are, where tensors are small.
+const GROUPS_IN_FLIGHT: usize = 256;
 
 /// Options of a replacement.
 #[derive(Clone, Debug, Default)]
@@ -274,7 +276,7 @@ impl Rebuilding<'_> {
             let mut copying = Copying { reactor, reads: VecDeque::new(), writes: VecDeque::new() };
             for group in groups {
                 copying.begin(group)?;
-                lost.extend(copying.advance(GROUPS_IN_FLIGHT, &mut done)?);
+                lost.extend(copying.advance(BYTES_IN_FLIGHT, &mut done)?);
                 progress(ReplaceProgress { done: ByteCount(done), total });
                 self.keep_rate(begun, done);
             }
@@ -350,11 +352,11 @@ impl Copying<'_> {
         Ok(())
     }
 
-    /// Goes on until at most this many are being read, and as many are being written. Returns the
-    /// tensors of which something could not be read.
-    fn advance(&mut self, most: usize, done: &mut u64) -> Result<Vec<TensorKey>, ReshapeError> {
+    /// Goes on until at most this many bytes are being read, and as many are being written. Returns
+    /// the tensors of which something could not be read.
+    fn advance(&mut self, most: u64, done: &mut u64) -> Result<Vec<TensorKey>, ReshapeError> {
         let mut lost = Vec::new();
-        while self.reads.len() > most
+        while is_full(&self.reads, most)
             && let Some((group, read)) = self.reads.pop_front()
         {
             match read.wait() {
@@ -374,7 +376,7 @@ impl Copying<'_> {
                 Err(error) => return Err(error.into()),
             }
         }
-        while self.writes.len() > most
+        while is_full(&self.writes, most)
             && let Some((group, write)) = self.writes.pop_front()
         {
             write.wait()?;
@@ -414,6 +416,12 @@ impl Copying<'_> {
         let (subject, finish) = (Subject::default(), Finish::nothing());
         self.reactor.submit_about(subject, transfer, Urgency::Ahead, None, finish)
     }
+}
+
+/// Returns whether more than this many bytes are in flight, or too many groups.
+fn is_full(groups: &VecDeque<(Group, Ticket)>, most: u64) -> bool {
+    let bytes: u64 = groups.iter().map(|(group, _)| group.bytes).sum();
+    bytes > most || groups.len() > GROUPS_IN_FLIGHT
 }
 
 impl Pool {

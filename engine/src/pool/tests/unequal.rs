@@ -30,8 +30,7 @@ fn a_device_of_a_third_of_the_rate_gets_a_third_of_the_bytes() {
     }
     let wrote: Vec<u64> =
         written(&disks).iter().zip(before).map(|(now, then)| now - then).collect();
-    let ratio = wrote[0] as f64 / wrote[1] as f64;
-    assert!((2.4..3.6).contains(&ratio), "{wrote:?}");
+    assert!((24 * wrote[1]..36 * wrote[1]).contains(&(10 * wrote[0])), "{wrote:?}");
     for id in 0..50 {
         assert!(get(&pool, id).unwrap() == bytes(id as u64, 150_000), "tensor {id}");
     }
@@ -43,7 +42,7 @@ fn all_space_is_to_be_had_whatever_the_rates_are() {
     let full = |of: &[u64]| {
         let disks = pool_of(of, small());
         let pool = open(&disks);
-        let count = (0..).find(|id| match start_put(&pool, *id, &bytes(*id as u64, 50_000)) {
+        let count = (0..1000).find(|id| match start_put(&pool, *id, &bytes(*id as u64, 50_000)) {
             Ok(ticket) => ticket.wait().is_err(),
             Err(PutError::PoolFull { .. }) => true,
             Err(error) => panic!("{error}"),
