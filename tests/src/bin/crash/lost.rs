@@ -70,18 +70,18 @@ pub(super) fn lose_devices(arguments: &Arguments, losses: u64) -> Result<(), Fai
     Pool::format(&drives.iter().map(Drive::spec).collect::<Vec<_>>(), &options)?;
     let mut random = Random::new(arguments.seed);
     let (mut last, mut rebuilt) = (0, 0);
-    for loss in 0..losses {
-        let of_loss = |what: Failure| format!("loss {loss} of seed {}: {what}", arguments.seed);
-        let lost = random.below(DEVICES as u64) as usize;
-        let returned = live_and_lose(&drives, lost, last + 1, &mut random).map_err(of_loss)?;
-        let gone = drives.remove(lost);
+    for turn in 0..losses {
+        let of_loss = |what: Failure| format!("loss {turn} of seed {}: {what}", arguments.seed);
+        let chosen = random.below(DEVICES as u64) as usize;
+        let returned = live_and_lose(&drives, chosen, last + 1, &mut random).map_err(of_loss)?;
+        let gone = drives.remove(chosen);
         drop(gone);
         let others: Vec<DeviceSpec> = drives.iter().map(Drive::spec).collect();
         let degraded = OpenOptions { degraded: true, ..open_options(true) };
         let found = victim::verify(&others, &degraded, returned.max(last), 0).map_err(of_loss)?;
-        drives.insert(lost, new(DEVICES as u64 + loss)?);
+        drives.insert(chosen, new(DEVICES as u64 + turn)?);
         let how = ReplaceOptions { buffered: true, ..ReplaceOptions::default() };
-        let replaced = replace(&drives[lost].spec(), &others, &how, &mut |_| ());
+        let replaced = replace(&drives[chosen].spec(), &others, &how, &mut |_| ());
         let replaced = replaced.map_err(|error| of_loss(error.into()))?;
         rebuilt += replaced.bytes.0;
         let all: Vec<DeviceSpec> = drives.iter().map(Drive::spec).collect();
@@ -99,7 +99,7 @@ pub(super) fn lose_devices(arguments: &Arguments, losses: u64) -> Result<(), Fai
 /// later. Returns the last commit that returned.
 fn live_and_lose(
     drives: &[Drive],
-    lost: usize,
+    chosen: usize,
     next: u64,
     random: &mut Random,
 ) -> Result<u64, Failure> {
@@ -107,7 +107,7 @@ fn live_and_lose(
     let mut victim = Victim::start(&names(&nodes), next)?;
     let (first, told) = victim.first()?;
     std::thread::sleep(Duration::from_micros(random.below(LIFE_MAX_MICROS)));
-    drives[lost].lose()?;
+    drives[chosen].lose()?;
     std::thread::sleep(Duration::from_micros(random.below(LEFT_MAX_MICROS)));
     victim.kill();
     last_told(told, first)
