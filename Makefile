@@ -90,9 +90,11 @@ sim: build ## The log against its model: SEEDS seeds of work, faults and power c
 faults: setup ## Devices that shrink, refuse writes, go or fill up under load (a part of test-rust)
 	cargo test -q -p tidelog-tests --test faults
 
-crash: setup build ## Processes that commit are killed RUNS times, on files and on loop devices
+crash: setup build ## Processes that commit, and commands that change a pool's devices, are killed; devices are lost; RUNS
 	target/release/tidelog-crash --runs $(RUNS)
 	target/release/tidelog-crash --runs $(RUNS) --sector 4096
+	target/release/tidelog-crash --commands $$(($(RUNS) / 5))
+	target/release/tidelog-crash --losses $$(($(RUNS) / 10))
 
 test-spdk: setup ## The data path spdk over NVMe/TCP and vfio-user, where an SPDK is installed; REQUIRE=spdk: or fail
 	cargo test -p tidelog-engine --features spdk --lib path

@@ -133,6 +133,7 @@ pub fn verify(
         }
         live += u64::from(content.length).div_ceil(4096) * 4096;
     }
+    live *= u64::from(pool.description().copies.count());
     let space = pool.audit()?;
     if space.live.0 != live || space.reserved.0 != 0 {
         return Err(format!("LEAKED: {live} bytes should live: {space:?}").into());

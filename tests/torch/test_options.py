@@ -31,6 +31,7 @@ DEFAULTS = {
     "buffered": False,
     "must_exist": False,
     "sparse": False,
+    "degraded": False,
     "share": None,
     "resume": None,
     "report": None,

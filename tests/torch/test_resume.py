@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import subprocess
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 import tidelog
 import tidelog.dcp
-from test_checkpoints import LAYERS, MIB, made, offload, set_clock_back, train
+from test_checkpoints import FORMAT, LAYERS, MIB, made, offload, set_clock_back, train
 from tidelog import _devices
 from tidelog.abi._seals import Pool
 from tidetest import process
@@ -48,6 +49,38 @@ def test_a_killed_run_goes_on_from_its_newest_checkpoint_with_the_same_losses(po
     # Whatever the model begins with.
     assert run(pool, 7, kill_after=4) == ["begins 2", *expected[2:4]]
     assert run(pool, 8) == ["begins 4", *expected[4:]]
+
+
+def test_a_run_goes_on_with_the_same_bits_on_a_pool_without_one_device(tmp_path):
+    names = [str(tmp_path / name) for name in "abc"]
+    command = [FORMAT, "format", *names, "--size", "512MiB", "--copies", "2", "--buffered", "--yes"]
+    subprocess.run(command, check=True, capture_output=True)
+    model, optimizer = made()
+    with offload(model, optimizer, ",".join(names)) as tide:
+        train(model, optimizer, 2)
+        tide.checkpoint("here")
+        expected = train(model, optimizer, 4)
+    tide.restore()
+    os.remove(names[1])
+    left = f"{names[0]},{names[2]}"
+    model, optimizer = made(seed=99)
+    with pytest.raises(tidelog.Error, match="degraded"), offload(model, optimizer, left):
+        pass
+    with offload(model, optimizer, left, degraded=True, resume="latest") as tide:
+        assert tide.resumed.name == "here"
+        losses = train(model, optimizer, 2)
+        tide.checkpoint("there")
+        assert sum(device["bytes_written"] for device in tide.stats()["devices"]) > 4 * MIB
+    tide.restore()
+    # What was kept meanwhile has its second copy once there is another device.
+    command = [FORMAT, "replace", "1", str(tmp_path / "new"), names[0], names[2], "--buffered", "--yes"]
+    subprocess.run(command, check=True, capture_output=True)
+    os.remove(names[0])
+    model, optimizer = made(seed=98)
+    with offload(model, optimizer, f"{names[2]},{tmp_path / 'new'}", degraded=True, resume="latest") as tide:
+        assert tide.resumed.name == "there"
+        assert losses + train(model, optimizer, 2) == expected
+    tide.restore()
 
 
 def test_what_it_goes_on_from_is_more_than_its_budget(pool):

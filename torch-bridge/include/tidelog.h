@@ -418,6 +418,11 @@ typedef struct tide_session_options {
    * system cannot reserve, which takes as long as it takes to write them.
    */
   uint64_t sparse;
+  /**
+   * Non-zero goes on where one device of a pool with two copies is missing: the pool must be
+   * there, and is degraded until the device is replaced.
+   */
+  uint64_t degraded;
 } tide_session_options;
 
 /**

@@ -108,6 +108,7 @@ fn in_a_forked_child_every_handle_says_so_and_the_parent_goes_on() {
         must_exist: 0,
         share_count: 0,
         sparse: 0,
+        degraded: 0,
     };
     let pool_options = tide_pool_options {
         size: size_of::<tide_pool_options>() as u64,

@@ -38,6 +38,7 @@ fn session_options(devices: &CString) -> tide_session_options {
         must_exist: 0,
         share_count: 0,
         sparse: 0,
+        degraded: 0,
     }
 }
 

@@ -30,7 +30,7 @@ fn the_document_shows_every_structure_as_it_is() {
         fields!(SuperblockOnMedia: magic, version, checksum, generation, features, pool, device,
             devices, device_bytes, stripe_unit, segment_bytes, data_offset, slot_bytes, segments,
             shares, formatted_at, depth, copies, missing, reserved, share_table, sets,
-            current_set, unused, metadata, removed, tail),
+            current_set, unused, metadata, removed, rates, tail),
         fields!(ShareOnMedia: metadata_offset, metadata_bytes, first_segment, segments, reserved),
         fields!(UnfinishedOnMedia: magic, checksum, unused, pool, reserved),
         fields!(HolderOnMedia: magic, checksum, share, pool, process, command_bytes, since, command,

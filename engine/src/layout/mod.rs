@@ -33,7 +33,7 @@ pub use change::{ChangeRecord, ChangeRecordError, RECORD_HEADER_BYTES, RecordHea
 pub use checkpoint::{
     CHECKPOINT_HEADER_BYTES, Checkpoint, CheckpointClaim, CheckpointError, IndexParts,
 };
-pub use device_table::{DEVICE_SETS_MAX, DeviceTable};
+pub use device_table::{DEVICE_SETS_MAX, DeviceRates, DeviceTable};
 pub use entry::{
     Change, Checksums, EntryError, Runs, TensorEntry, decodable_changes, decode_changes,
     encode_change, encoded_bytes,

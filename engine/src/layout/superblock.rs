@@ -4,10 +4,10 @@ use bytemuck::{Pod, Zeroable};
 use thiserror::Error;
 
 use super::blocks::BlockFormat;
-use super::device_table::{DEVICE_SETS_MAX, DeviceTable};
-use super::endian::{U32, U64, U128};
+use super::device_table::{DEVICE_SETS_MAX, DeviceRates, DeviceTable};
+use super::endian::{U16, U32, U64, U128};
 use super::geometry::{Geometry, GeometryError};
-use super::{BLOCK_BYTES, Copies, SHARES_MAX, checksum_of, is_zero};
+use super::{BLOCK_BYTES, Copies, DEVICES_MAX, SHARES_MAX, checksum_of, is_zero};
 use crate::units::DeviceSet;
 
 /// The first eight bytes of a superblock.
@@ -93,7 +93,8 @@ pub(super) struct SuperblockOnMedia {
     pub(super) unused: U32,
     pub(super) metadata: U64,
     pub(super) removed: U64,
-    pub(super) tail: [u8; 1704],
+    pub(super) rates: [U16; DEVICES_MAX],
+    pub(super) tail: [u8; 1576],
 }
 
 const _: () = assert!(size_of::<ShareOnMedia>() == 64);
@@ -309,8 +310,9 @@ impl Superblock {
         // One is zero, as where older software has reserved bytes.
         block.copies = (self.default_copies().count() - 1).into();
         block.missing = self.missing.bits().into();
-        if let Some(DeviceTable { sets, current, metadata, removed }) = &self.table {
+        if let Some(DeviceTable { sets, current, metadata, removed, rates }) = &self.table {
             block.sets = sets.map(|set| set.bits().into());
+            block.rates = rates.0.map(Into::into);
             block.current_set = u32::from(*current).into();
             (block.metadata, block.removed) = (metadata.bits().into(), removed.bits().into());
         }
@@ -420,6 +422,7 @@ fn decode_table(block: &SuperblockOnMedia) -> Result<Option<DeviceTable>, Geomet
         current,
         metadata: DeviceSet::from_bits(metadata),
         removed: DeviceSet::from_bits(removed),
+        rates: DeviceRates(block.rates.map(U16::get)),
     };
     table.check(block.devices.get())?;
     Ok(Some(table))

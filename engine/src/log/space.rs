@@ -15,6 +15,7 @@ mod gaps;
 mod index;
 mod lane;
 mod resume;
+mod sets;
 mod victim;
 
 pub use gaps::Gaps;
@@ -28,6 +29,7 @@ use super::stripe::StripeMap;
 use crate::layout::{BLOCK_BYTES, Copies, DEVICE_SETS_MAX, LifetimeClass, Run, Runs, ShareArea};
 use crate::units::ByteCount;
 use lane::CLASSES;
+use sets::SetTurns;
 
 /// A share has at least this many segments; with fewer there is nothing to keep back.
 const SEGMENTS_FOR_RESERVE: u32 = 8;
@@ -102,8 +104,8 @@ enum State {
 #[derive(Clone, Debug)]
 struct Segment {
     state: State,
-    /// Number of the set of devices over which it is striped. What is free will be striped over
-    /// the current one.
+    /// Number of the set of devices over which it is striped. What is free counts as if it were
+    /// striped over the current one.
     set: u8,
     /// Blocks handed out so far, from the front.
     filled: u32,
@@ -148,6 +150,8 @@ pub struct Space {
     set_blocks: [u32; DEVICE_SETS_MAX],
     /// Number of the current set.
     current: u8,
+    /// Turns of the sets over which new segments are striped.
+    turns: SetTurns,
     segments: Vec<Segment>,
     /// Oldest first: a freed segment is reused as late as possible.
     free: VecDeque<u32>,
@@ -187,6 +191,7 @@ impl Space {
             segment_blocks: segment_blocks as u32,
             set_blocks: [segment_blocks as u32; DEVICE_SETS_MAX],
             current: 0,
+            turns: SetTurns::default(),
             segments: vec![Segment::FREE; area.segments as usize],
             free: (0..area.segments).collect(),
             open: [None; LANES],
@@ -246,12 +251,11 @@ impl Space {
             });
         }
         let mut missing = self.fill(lane, needed, runs);
-        while missing > 0
-            && self.free_within(reach) > 0
-            && let Some(index) = self.free.pop_front()
-        {
+        while missing > 0 && self.free_within(reach) > 0 {
+            let set = self.next_set(lane, reach, missing);
+            let Some(index) = self.free.pop_front() else { break };
             let segment = &mut self.segments[index as usize];
-            (segment.discarded, segment.set) = (false, self.current);
+            (segment.discarded, segment.set) = (false, set);
             segment.state = State::Open(lane);
             self.open[lane.index()] = Some(index);
             missing = self.fill(lane, missing, runs);
@@ -326,7 +330,7 @@ impl Space {
         let open = || self.open.iter().flatten();
         let open_room: u64 = open().map(|&index| self.room(index)).sum();
         let left =
-            |&index: &u32| u64::from(self.segment_blocks - self.segments[index as usize].filled);
+            |&index: &u32| u64::from(self.limit(index) - self.segments[index as usize].filled);
         let open_left: u64 = open().map(left).sum();
         let capacity: u64 = self.segments.iter().map(|it| self.blocks_of(it)).sum();
         let unused = self.segments.iter().filter(|segment| segment.is_unused()).count() as u64;
@@ -356,7 +360,7 @@ impl Space {
     fn fill(&mut self, lane: Lane, missing: u64, runs: &mut Runs) -> u64 {
         let Some(index) = self.open[lane.index()] else { return missing };
         let Some(gaps) = self.gaps else {
-            return self.hand_out((lane, index), self.segment_blocks, missing, runs);
+            return self.hand_out((lane, index), self.limit(index), missing, runs);
         };
         let (mut missing, limit) = (missing, self.segment_blocks);
         while missing > 0 && self.room(index) > 0 {
@@ -382,11 +386,11 @@ impl Space {
         runs: &mut Runs,
     ) -> u64 {
         let blocks = missing.min((end - self.segments[index as usize].filled).into()) as u32;
-        let (first, limit) = (self.first_segment, self.segment_blocks);
+        let (first, limit) = (self.first_segment, self.limit(index));
         let segment = &mut self.segments[index as usize];
         if blocks > 0 {
             let (block, copies) = (segment.filled, lane.copies);
-            let (number, set) = (first + index, self.current);
+            let (number, set) = (first + index, segment.set);
             runs.push(Run { segment: number, block, blocks, copies, set });
             segment.filled += blocks;
             segment.reserved += blocks;
@@ -429,6 +433,11 @@ impl Space {
         u64::from(self.set_blocks[usize::from(set)])
     }
 
+    /// Blocks of a segment that is open, or was.
+    fn limit(&self, index: u32) -> u32 {
+        self.set_blocks[usize::from(self.segments[index as usize].set)]
+    }
+
     /// Blocks that an allocation in this lane can have.
     fn available(&self, lane: Lane, reach: AllocationReach) -> u64 {
         let lanes = if reach == AllocationReach::Lane { 1 } else { CLASSES };
@@ -450,7 +459,7 @@ impl Space {
             (Some(gaps), State::Open(lane) | State::Sealed(lane)) => {
                 gaps.room(*filled, self.segment_blocks, lane.copies).into()
             }
-            _ => u64::from(self.segment_blocks - filled),
+            _ => u64::from(self.limit(index) - filled),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The allocator alone, against a list of who holds what.
 
 use super::*;
-use crate::layout::SlotArea;
+use crate::layout::{DeviceRates, DeviceTable, Geometry, GeometryRequest, SlotArea};
 use crate::log::random::seeds;
 use tidelog_random::Random;
 
@@ -11,6 +11,25 @@ fn space(segments: u32) -> Space {
     let slot = SlotArea { checkpoint_offset: 0, checkpoint_bytes: 0, log_offset: 0, log_bytes: 0 };
     let area = ShareArea { first_segment: 3, segments, slots: [slot; 2] };
     Space::new(&area, SEGMENT_BLOCKS)
+}
+
+/// A space of three devices of which each has twice the rate of the one before.
+fn unequal_space(segments: u32) -> Space {
+    let geometry = Geometry::plan(&GeometryRequest {
+        devices: 3,
+        device_bytes: ByteCount::mib(8),
+        stripe_unit: ByteCount::kib(4),
+        segment_bytes: Some(ByteCount::kib(16)),
+        shares: 1,
+        copies: Copies::Two,
+    });
+    let rates = DeviceRates::of([100, 200, 400].map(ByteCount::mib));
+    let table = DeviceTable::of_all(3).with_rates(rates);
+    let map = StripeMap::over(&geometry.unwrap(), &table);
+    let blocks = map.segment_blocks();
+    Space { segment_blocks: blocks as u32, ..space(segments) }
+        .striped_by(&map)
+        .shared_out_by(&table)
 }
 
 fn scratch(class: LifetimeClass) -> Lane {
@@ -257,7 +276,9 @@ enum Phase {
 fn no_random_program_breaks_the_accounting() {
     for seed in seeds(200) {
         let mut random = Random::new(seed);
-        let mut space = space(1 + random.below(12) as u32);
+        let segments = 1 + random.below(12) as u32;
+        let is_unequal = random.chance(2);
+        let mut space = if is_unequal { unequal_space(segments) } else { space(segments) };
         let mut held: Vec<(Runs, Durability, Phase)> = Vec::new();
         for step in 0..400 {
             let victim = random.below(held.len().max(1) as u64) as usize;
@@ -306,5 +327,63 @@ fn no_random_program_breaks_the_accounting() {
         }
         let end = space.space_use();
         assert_eq!(end.free, end.capacity, "TIDELOG_SEED={seed}: space leaked");
+    }
+}
+
+#[test]
+fn segments_are_shared_out_by_rate_while_there_is_plenty_of_space() {
+    for lane in [STEP, MIRRORED] {
+        let mut space = unequal_space(64);
+        // Sixths of blocks on each device.
+        let mut on = [0; 3];
+        let mut taken = 0;
+        while 4 * space.spare_segments() > 64 + 8 {
+            let runs = allocate(&mut space, lane, 4 * BLOCK_BYTES).unwrap();
+            for run in &runs {
+                let devices: &[usize] = match run.set {
+                    0 => &[0, 1, 2],
+                    1 => &[1, 2],
+                    _ => &[2],
+                };
+                for device in devices {
+                    on[*device] += 6 * run.blocks / devices.len() as u32;
+                }
+                taken += run.blocks;
+            }
+        }
+        let (all, parts) = match lane.copies {
+            Copies::One => (7, [1, 2, 4]),
+            // No segment has both copies on one device.
+            Copies::Two => (5, [1, 2, 2]),
+        };
+        for (on, part) in on.into_iter().zip(parts) {
+            let wanted = 6 * taken * part / all;
+            assert!(on.abs_diff(wanted) < 6 * taken / 30, "{lane:?}: {on} of {taken}");
+        }
+        // The rest is striped over all.
+        let mut last = None;
+        while let Ok(runs) = allocate(&mut space, lane, 4 * BLOCK_BYTES) {
+            last = runs.last().map(|run| run.set);
+        }
+        assert_eq!(last, Some(0), "{lane:?}");
+    }
+}
+
+#[test]
+fn an_allocation_gets_all_that_it_was_promised_whatever_its_turn() {
+    for seed in seeds(50) {
+        let mut random = Random::new(seed);
+        let mut space = unequal_space(12);
+        loop {
+            let free = space.available(STEP, AllocationReach::Sisters);
+            let bytes = (1 + random.below(40)).min(free.max(1)) * BLOCK_BYTES;
+            match allocate(&mut space, STEP, bytes) {
+                Ok(runs) => {
+                    let blocks: u64 = runs.iter().map(|run| u64::from(run.blocks)).sum();
+                    assert_eq!(blocks * BLOCK_BYTES, bytes, "TIDELOG_SEED={seed}");
+                }
+                Err(_) => break assert_eq!(free, 0, "TIDELOG_SEED={seed}"),
+            }
+        }
     }
 }

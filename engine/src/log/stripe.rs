@@ -107,10 +107,13 @@ impl StripeMap {
     fn parts(self, run: Run) -> impl Iterator<Item = (Place, Option<Place>, u64)> {
         let Range { start: mut block, end } = tensor_blocks(run);
         std::iter::from_fn(move || {
+            if block >= end {
+                return None;
+            }
             let start = block;
             block = ((start / self.unit_blocks + 1) * self.unit_blocks).min(end);
             let (first, mirror) = self.locate(&run, start);
-            (start < end).then_some((first, mirror, (block - start) * BLOCK_BYTES))
+            Some((first, mirror, (block - start) * BLOCK_BYTES))
         })
     }
 

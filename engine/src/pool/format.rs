@@ -15,8 +15,8 @@ use super::members::{Member, MemberAccess, Members, MembersReactor};
 use super::options::{FormatOptions, PoolDescription};
 use super::superblock_copies::known_geometries;
 use crate::layout::{
-    BLOCK_BYTES, Copies, DEVICES_MAX, Geometry, GeometryRequest, SUPERBLOCK_OFFSET, Superblock,
-    SuperblockError, UnfinishedFormat, protective_mbr,
+    BLOCK_BYTES, Copies, DEVICES_MAX, DeviceTable, Geometry, GeometryRequest, SUPERBLOCK_OFFSET,
+    Superblock, SuperblockError, UnfinishedFormat, protective_mbr,
 };
 use crate::log::{ChangeLog, LogMedia, LogPlace};
 use crate::path::device::blank::first_byte_set;
@@ -323,11 +323,13 @@ fn write(
         reactor.close().map_err(|error| half_way(&error))
     };
     through_reactor(&|media| clear_ends(media, members, UnfinishedFormat { pool }))?;
-    let (geometry, depth) = if options.calibrate {
+    let (geometry, depth, table) = if options.calibrate {
         calibrated(members, sizes, &geometry, options, progress)?
     } else {
-        (geometry, None)
+        (geometry, None, None)
     };
+    let rates = options.rates.map(|rates| DeviceTable::of_all(geometry.devices).with_rates(rates));
+    let table = rates.filter(|it| it.weighted_sets().len() > 1).or(table);
     let formatted_at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let superblock = Superblock {
         generation: 1,
@@ -341,7 +343,7 @@ fn write(
         seals: false,
         copies: Some(options.copies).filter(|copies| *copies != Copies::One),
         missing: DeviceSet::default(),
-        table: None,
+        table,
     };
     through_reactor(&|media| write_structures(media, members, &superblock))?;
     let segments = u64::from(geometry.segments) * geometry.segment_blocks();
@@ -356,14 +358,15 @@ fn write(
     })
 }
 
-/// The geometry with the stripe unit that the devices need, and the depth.
+/// The geometry with the stripe unit that the devices need, the depth, and the table of devices
+/// where some are slower than others.
 fn calibrated(
     members: &Members,
     sizes: &[ByteCount],
     geometry: &Geometry,
     options: &FormatOptions,
     progress: Progress<'_>,
-) -> Result<(Geometry, Option<u32>), FormatError> {
+) -> Result<(Geometry, Option<u32>, Option<DeviceTable>), FormatError> {
     let with = |stripe_unit| plan(sizes, &FormatOptions { stripe_unit, ..options.clone() });
     let found = calibrate::blank(
         members,
@@ -373,7 +376,8 @@ fn calibrated(
         &mut |step| progress(FormatProgress::Measuring(step)),
     );
     let found = found.map_err(Box::new)?;
-    let chosen = (with(found.stripe_unit)?, Some(found.depth));
+    let table = found.table(geometry.devices, None);
+    let chosen = (with(found.stripe_unit)?, Some(found.depth), table);
     progress(FormatProgress::Calibrated(found));
     Ok(chosen)
 }

@@ -68,7 +68,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 pub use batch::Batch;
-pub use calibrate::{CalibrateError, CalibrateProgress, Calibration, Measurement};
+pub use calibrate::{CalibrateError, CalibrateProgress, Calibration, DeviceRate, Measurement};
 pub use commit::Commit;
 pub use error::{
     CloseError, CommitError, DeleteError, DiscardError, FormatError, GetError, OpenError, PutError,
@@ -84,7 +84,7 @@ pub use options::{
 pub use owner::take_over;
 pub use put::Put;
 pub use reclaim::Reclaimed;
-pub use replace::{ReplaceError, ReplaceOptions, ReplaceProgress, Replaced, replace};
+pub use replace::{ReplaceOptions, ReplaceProgress, Replaced, replace};
 pub use reshape::{ReshapeError, ReshapeOptions, ReshapeProgress, Reshaped, add, evacuate, remove};
 pub use scrub::{BadUnit, Scrub, ScrubReport, Scrubbed};
 pub use seal::{SealDescription, SealedTensor};

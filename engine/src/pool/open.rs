@@ -241,7 +241,7 @@ impl Found<'_> {
             recover(place, mark, &media).map_err(|error| failed(error.to_string()))?
         };
         let Recovered { index, index_segments, mut log, unread, settled, .. } = recovered;
-        let mut space = Space::at(&place);
+        let mut space = Space::at(&place).shared_out_by(&superblocks[0].device_table());
         let handles = Handles::of(reactor.capabilities(), options.lanes);
         if !handles.by_lifetime() {
             space = space.without_lifetime_lanes();

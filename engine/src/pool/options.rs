@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::scrub::ScrubReport;
-use crate::layout::{Copies, DeviceTable, Geometry, LifetimeClass};
+use crate::layout::{Copies, DeviceRates, DeviceTable, Geometry, LifetimeClass};
 use crate::log::{IndexUse, Lane, LostCommits, SealUse, SpaceUse};
 use crate::memory::GpuMemory;
 use crate::path::{Backend, ControllerName, DeviceIdentity, Feature, PathChoice, PlacementHandle};
@@ -52,6 +52,8 @@ pub struct FormatOptions {
     /// Number of copies of durable tensors, each on a device of its own, unless their puts say
     /// another.
     pub copies: Copies,
+    /// Rates of the devices, where they are known; `calibrate` measures them.
+    pub rates: Option<DeviceRates>,
 }
 
 impl Default for FormatOptions {
@@ -72,6 +74,7 @@ impl Default for FormatOptions {
             sparse: false,
             pool_id: None,
             copies: Copies::One,
+            rates: None,
         }
     }
 }

@@ -15,15 +15,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use thiserror::Error;
-
 use super::arrangement::{Arranged, Completeness, arrange_those};
-use super::error::{CloseError, FormatError, OpenError, Unusable};
+use super::error::{FormatError, OpenError, Unusable};
 use super::format;
 use super::held::Reading;
 use super::media::{MetadataIo, with_media};
 use super::members::{Member, MemberAccess, Members};
 use super::options::{FormatOptions, OpenOptions};
+use super::reshape::ReshapeError;
 use super::scrub::ScrubTarget;
 use super::{Pool, events, pieces, start, superblocks};
 use crate::layout::{Geometry, Superblock, TensorKey, UnfinishedFormat, protective_mbr};
@@ -31,15 +30,16 @@ use crate::log::LogMedia;
 use crate::memory::{Destination, Source};
 use crate::path::{DeviceIdentity, MemberSource};
 use crate::schedule::{
-    ControlError, DrainError, Finish, Piece, Reactor, StartError, Subject, SubmitError, Ticket,
-    Transfer, TransferError, Urgency,
+    Finish, Piece, Reactor, Subject, SubmitError, Ticket, Transfer, TransferError, Urgency,
 };
 use crate::units::{ByteCount, DeviceIndex, DeviceSet};
 
 /// Bytes that are read and written at once, at least one stripe unit.
 const GROUP_BYTES: u64 = 4 << 20;
-/// Groups that are read ahead of their writes, and as many that are written.
-const GROUPS_IN_FLIGHT: usize = 4;
+/// Bytes that are read ahead of their writes, and as many that are written.
+const BYTES_IN_FLIGHT: u64 = 4 * GROUP_BYTES;
+/// Limit of the groups that these are, where tensors are small.
+const GROUPS_IN_FLIGHT: usize = 256;
 
 /// Options of a replacement.
 #[derive(Clone, Debug, Default)]
@@ -81,99 +81,17 @@ pub struct Replaced {
     pub was_whole: bool,
 }
 
-/// The reason why a device could not be replaced. What was begun is finished by doing the same
-/// again.
-#[derive(Debug, Error)]
-pub enum ReplaceError {
-    /// The pool cannot be opened without the old device, or with the new one.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// The new device cannot be had, or holds something.
-    #[error(transparent)]
-    New(#[from] FormatError),
-    /// No device is missing beside the others.
-    #[error(
-        "no device is missing beside these: name all devices of the pool but the one that is to be replaced"
-    )]
-    NoneMissing,
-    /// The new device is too small.
-    #[error("{device} has {found}, and the pool uses {needed} of each device")]
-    TooSmall {
-        /// The device.
-        device: String,
-        /// Size of the device.
-        found: ByteCount,
-        /// The size that is needed.
-        needed: ByteCount,
-    },
-    /// Durable tensors would lose bytes.
-    #[error("{}", lost(tensors))]
-    Lost {
-        /// The tensors.
-        tensors: Vec<TensorKey>,
-    },
-    /// The index of a share has no room to be written anew.
-    #[error(
-        "the index of share {0} must be written anew, and there is no space for it; open the pool degraded, \
-         and delete durable tensors"
-    )]
-    NoRoom(u32),
-    /// The data path could not be started.
-    #[error(transparent)]
-    Start(#[from] StartError),
-    /// A device failed.
-    #[error(transparent)]
-    Control(#[from] ControlError),
-    /// A device failed while tensors were read or written.
-    #[error(transparent)]
-    Transfer(#[from] TransferError),
-    /// The engine takes nothing.
-    #[error(transparent)]
-    Submit(#[from] SubmitError),
-    /// A device did not give back what it was asked.
-    #[error(transparent)]
-    Drain(#[from] DrainError),
-    /// A superblock could not be read.
-    #[error("{0}")]
-    Superblocks(String),
-    /// A share could not be given back.
-    #[error(transparent)]
-    Close(#[from] CloseError),
-    /// The handle is of no use.
-    #[error(transparent)]
-    Unusable(#[from] Unusable),
-}
-
-/// Names the tensors that would lose bytes.
-fn lost(tensors: &[TensorKey]) -> String {
-    format!(
-        "{} durable tensor(s) have a part that no other device has: {}; nothing else is in the way: \
-         go on without that (--accept-loss), or save them first if the old device can still be read",
-        tensors.len(),
-        some_names(tensors)
-    )
-}
-
-/// Returns the names of tensors, of some of them if there are many.
-pub(super) fn some_names(tensors: &[TensorKey]) -> String {
-    const NAMED: usize = 8;
-    let names: Vec<String> = tensors.iter().take(NAMED).map(ToString::to_string).collect();
-    let more = tensors.len().saturating_sub(NAMED);
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    names.join(", ") + &more
-}
-
 /// Has `new` take the place of the device that is missing beside `others`, which are all other
 /// devices of the pool. Nobody can open the pool meanwhile.
 ///
 /// # Errors
-/// See [`ReplaceError`].
+/// See [`ReshapeError`].
 pub fn replace<Device: MemberSource + Clone>(
     new: &Device,
     others: &[Device],
     options: &ReplaceOptions,
     progress: &mut dyn FnMut(ReplaceProgress),
-) -> Result<Replaced, ReplaceError> {
+) -> Result<Replaced, ReshapeError> {
     let all: Vec<Device> = others.iter().chain([new]).cloned().collect();
     if let Some((one, other)) = Device::find_twins(&all) {
         return Err(FormatError::SameDevice(one, other).into());
@@ -186,7 +104,7 @@ pub fn replace<Device: MemberSource + Clone>(
     let open = |share| {
         let how = open_options(&geometry, share, options.buffered);
         let opened = Pool::open_renewed(&all, &how, Completeness::Rebuilding)?;
-        opened.ok_or(ReplaceError::NoRoom(share))
+        opened.ok_or(ReshapeError::NoRoom(share))
     };
     let shares = (0..geometry.shares).map(open).collect::<Result<Vec<Pool>, _>>()?;
     let rebuilding = Rebuilding { shares: &shares, place: place_in_pool, options };
@@ -213,7 +131,7 @@ fn prepare<Device: MemberSource>(
     new: &Device,
     others: &[Device],
     options: &ReplaceOptions,
-) -> Result<Prepared, ReplaceError> {
+) -> Result<Prepared, ReshapeError> {
     let access = MemberAccess::alone(options.buffered);
     let members = Members::open(others, &access)?;
     let Arranged { members, superblocks, .. } =
@@ -223,7 +141,7 @@ fn prepare<Device: MemberSource>(
     };
     let (newest, geometry) = (*newest, newest.geometry);
     let missing = members.missing();
-    let Some(place) = missing.iter().next() else { return Err(ReplaceError::NoneMissing) };
+    let Some(place) = missing.iter().next() else { return Err(ReshapeError::NoneMissing) };
     start::refuse_overwritten(&members, &superblocks)?;
     let place = u32::from(place.0);
     let format = FormatOptions {
@@ -252,13 +170,13 @@ fn prepare<Device: MemberSource>(
     member.grow(needed, false, &mut |_| ()).map_err(FormatError::from)?;
     if member.size() < needed {
         let (device, found) = (member.name(), member.size());
-        return Err(ReplaceError::TooSmall { device, found, needed });
+        return Err(ReshapeError::TooSmall { device, found, needed });
     }
     events::refuse_older(&members.each(), &newest)?;
     let generation = newest.generation + 1;
     let is_missing = |it: &mut Superblock| it.missing = missing;
     with_media(&members, options.buffered, |media| {
-        Ok::<_, ReplaceError>(superblocks::rewrite(media, &superblocks, is_missing)?)
+        Ok::<_, ReshapeError>(superblocks::rewrite(media, &superblocks, is_missing)?)
     })?;
     let superblock = Superblock { generation, missing, device: place, ..newest };
     let new = Members::new(vec![member]);
@@ -278,11 +196,11 @@ fn begin_new(
     new: &Members,
     superblock: &Superblock,
     is_begun: bool,
-) -> Result<(), ReplaceError> {
+) -> Result<(), ReshapeError> {
     let Superblock { pool, geometry, .. } = superblock;
     if !is_begun {
         format::clear_ends(media, new, UnfinishedFormat { pool: *pool })
-            .map_err(|error| ReplaceError::Superblocks(error.to_string()))?;
+            .map_err(|error| ReshapeError::Device(error.to_string()))?;
     }
     superblocks::clear_slots(media, 0, geometry)?;
     if new.0[0].is_block_device() {
@@ -297,7 +215,7 @@ fn end_whole<Device: MemberSource>(
     all: &[Device],
     place: u32,
     options: &ReplaceOptions,
-) -> Result<Replaced, ReplaceError> {
+) -> Result<Replaced, ReshapeError> {
     let first = OpenOptions { buffered: options.buffered, ..quiet() };
     let pool = Pool::open(all, &first)?;
     let devices = pool.description().devices.clone();
@@ -336,7 +254,7 @@ impl Rebuilding<'_> {
     fn run(
         &self,
         progress: &mut dyn FnMut(ReplaceProgress),
-    ) -> Result<(ByteCount, Vec<TensorKey>), ReplaceError> {
+    ) -> Result<(ByteCount, Vec<TensorKey>), ReshapeError> {
         let mut lost = Vec::new();
         for pool in self.shares {
             lost.extend(pool.lost_tensors()?);
@@ -358,7 +276,7 @@ impl Rebuilding<'_> {
             let mut copying = Copying { reactor, reads: VecDeque::new(), writes: VecDeque::new() };
             for group in groups {
                 copying.begin(group)?;
-                lost.extend(copying.advance(GROUPS_IN_FLIGHT, &mut done)?);
+                lost.extend(copying.advance(BYTES_IN_FLIGHT, &mut done)?);
                 progress(ReplaceProgress { done: ByteCount(done), total });
                 self.keep_rate(begun, done);
             }
@@ -372,11 +290,11 @@ impl Rebuilding<'_> {
         Ok((ByteCount(done), lost))
     }
 
-    fn refuse_loss(&self, lost: &[TensorKey]) -> Result<(), ReplaceError> {
+    fn refuse_loss(&self, lost: &[TensorKey]) -> Result<(), ReshapeError> {
         if lost.is_empty() || self.options.accept_loss {
             return Ok(());
         }
-        Err(ReplaceError::Lost { tensors: lost.to_vec() })
+        Err(ReshapeError::Lost(lost.to_vec()))
     }
 
     /// The parts of a version that have a copy on the new device.
@@ -428,17 +346,17 @@ struct Copying<'a> {
 }
 
 impl Copying<'_> {
-    fn begin(&mut self, group: Group) -> Result<(), ReplaceError> {
+    fn begin(&mut self, group: Group) -> Result<(), ReshapeError> {
         let ticket = self.read(&group)?;
         self.reads.push_back((group, ticket));
         Ok(())
     }
 
-    /// Goes on until at most this many are being read, and as many are being written. Returns the
-    /// tensors of which something could not be read.
-    fn advance(&mut self, most: usize, done: &mut u64) -> Result<Vec<TensorKey>, ReplaceError> {
+    /// Goes on until at most this many bytes are being read, and as many are being written. Returns
+    /// the tensors of which something could not be read.
+    fn advance(&mut self, most: u64, done: &mut u64) -> Result<Vec<TensorKey>, ReshapeError> {
         let mut lost = Vec::new();
-        while self.reads.len() > most
+        while is_full(&self.reads, most)
             && let Some((group, read)) = self.reads.pop_front()
         {
             match read.wait() {
@@ -458,7 +376,7 @@ impl Copying<'_> {
                 Err(error) => return Err(error.into()),
             }
         }
-        while self.writes.len() > most
+        while is_full(&self.writes, most)
             && let Some((group, write)) = self.writes.pop_front()
         {
             write.wait()?;
@@ -468,7 +386,7 @@ impl Copying<'_> {
     }
 
     /// Copies what can be read of a group, piece by piece.
-    fn copy_apart(&self, group: &Group) -> Result<(), ReplaceError> {
+    fn copy_apart(&self, group: &Group) -> Result<(), ReshapeError> {
         for (from, to) in group.from.iter().zip(&group.to) {
             let [from, to] = [from, to].map(|piece| Piece { tensor_offset: 0, ..*piece });
             let destination = Destination::buffer(from.length as usize);
@@ -487,7 +405,7 @@ impl Copying<'_> {
         self.submit(Transfer::Read { destination, pieces: group.from.clone() })
     }
 
-    fn write(&mut self, group: Group, bytes: Vec<u8>) -> Result<(), ReplaceError> {
+    fn write(&mut self, group: Group, bytes: Vec<u8>) -> Result<(), ReshapeError> {
         let write = Transfer::Write { source: Source::Owned(bytes), pieces: group.to.clone() };
         let ticket = self.submit(write)?;
         self.writes.push_back((group, ticket));
@@ -500,6 +418,12 @@ impl Copying<'_> {
     }
 }
 
+/// Returns whether more than this many bytes are in flight, or too many groups.
+fn is_full(groups: &VecDeque<(Group, Ticket)>, most: u64) -> bool {
+    let bytes: u64 = groups.iter().map(|(group, _)| group.bytes).sum();
+    bytes > most || groups.len() > GROUPS_IN_FLIGHT
+}
+
 impl Pool {
     /// Returns everything that is there to be read.
     fn targets(&self) -> Vec<ScrubTarget> {
@@ -507,7 +431,7 @@ impl Pool {
     }
 
     /// Has the superblocks of all devices say that none is missing.
-    fn end_rebuilding(&self, place: DeviceIndex) -> Result<(), ReplaceError> {
+    fn end_rebuilding(&self, place: DeviceIndex) -> Result<(), ReshapeError> {
         let reactor = self.reactor()?;
         let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
         let written = &self.0.shared.written.metadata;
@@ -515,7 +439,7 @@ impl Pool {
         let media = MetadataIo { reactor, written, missing };
         let (pool, geometry) = (self.0.description.pool, &self.0.description.geometry);
         let now = superblocks::read(&media, pool, geometry, missing);
-        let now = now.map_err(ReplaceError::Superblocks)?;
+        let now = now.map_err(ReshapeError::Device)?;
         let of_place: DeviceSet = [place].into_iter().collect();
         superblocks::rewrite(&media, &now, |superblock| {
             superblock.missing = superblock.missing.without(of_place);

@@ -164,8 +164,8 @@ pub(super) enum CopyFault {
 }
 
 impl SuperblockClaim {
-    fn new(superblock: Superblock, copy: char, why: CopyFault) -> Self {
-        Self { superblock, damaged: vec![DamagedCopy { copy, why }] }
+    fn new(superblock: &Superblock, copy: char, why: CopyFault) -> Self {
+        Self { superblock: *superblock, damaged: vec![DamagedCopy { copy, why }] }
     }
 
     /// The one that is left, or why there is more than one.
@@ -194,16 +194,14 @@ impl SuperblockCopies {
                 Ok(vec![SuperblockClaim { superblock: *first, damaged: Vec::new() }])
             }
             (Ok(first), Ok(second)) if !first.is_of_the_same_device(second) => Ok(vec![
-                SuperblockClaim::new(*first, 'B', CopyFault::Foreign(Box::new(*second))),
-                SuperblockClaim::new(*second, 'A', CopyFault::Foreign(Box::new(*first))),
+                SuperblockClaim::new(first, 'B', CopyFault::Foreign(Box::new(*second))),
+                SuperblockClaim::new(second, 'A', CopyFault::Foreign(Box::new(*first))),
             ]),
             (Ok(first), Ok(second)) if second.generation > first.generation => {
-                Ok(vec![SuperblockClaim::new(*second, 'A', CopyFault::Behind)])
+                Ok(vec![SuperblockClaim::new(second, 'A', CopyFault::Behind)])
             }
-            (Ok(first), _) => Ok(vec![SuperblockClaim::new(*first, 'B', CopyFault::Damaged)]),
-            (Err(_), Ok(second)) => {
-                Ok(vec![SuperblockClaim::new(*second, 'A', CopyFault::Damaged)])
-            }
+            (Ok(first), _) => Ok(vec![SuperblockClaim::new(first, 'B', CopyFault::Damaged)]),
+            (Err(_), Ok(second)) => Ok(vec![SuperblockClaim::new(second, 'A', CopyFault::Damaged)]),
             // What stands at the first place says more than what does not stand at the second.
             (Err(SuperblockError::Absent), Err(second)) => Err(second.clone()),
             (Err(first), Err(_)) => Err(first.clone()),

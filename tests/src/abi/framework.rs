@@ -151,6 +151,7 @@ impl Framework {
             must_exist: 0,
             share_count: 0,
             sparse: 0,
+            degraded: 0,
         };
         let mut session = 0;
         // SAFETY: the options' texts are NUL-terminated and alive; the result is ours.

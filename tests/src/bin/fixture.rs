@@ -3,12 +3,12 @@
 
 use std::process::ExitCode;
 
-use tidelog_engine::pool::Copies;
-use tidelog_tests::fixture;
+use tidelog_tests::fixture::{self, FixtureKind};
 
 fn main() -> ExitCode {
-    for (name, copies) in [(fixture::PRESENT, Copies::One), (fixture::WITH_COPIES, Copies::Two)] {
-        match fixture::make(&fixture::directory().join(name), copies) {
+    for kind in FixtureKind::ALL {
+        let name = kind.name();
+        match fixture::make(&fixture::directory().join(name), kind) {
             Ok(made) => {
                 let tensors: usize = made.shares.iter().map(Vec::len).sum();
                 println!("{name}: {tensors} tensors in {} shares", made.shares.len());

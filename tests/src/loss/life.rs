@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use tidelog_engine::layout::{LifetimeClass, TensorId};
+use tidelog_engine::layout::{DeviceRates, LifetimeClass, TensorId};
 use tidelog_engine::memory::{Destination, Source};
 use tidelog_engine::path::sim::{PowerCut, SimDisk, SimProfile};
 use tidelog_engine::pool::inspect::{check, check_degraded};
@@ -46,6 +46,8 @@ pub struct LossFigures {
     pub replaced: u64,
     /// Second losses, after the first device was replaced.
     pub second_losses: u64,
+    /// Times that tensors lay on faster devices alone, because devices differ in rate.
+    pub shared_out: u64,
     /// Commits that returned well.
     pub commits: u64,
     /// Tensors that were compared, byte by byte.
@@ -62,6 +64,7 @@ impl LossFigures {
         self.reshapes.add(&other.reshapes);
         self.replaced += other.replaced;
         self.second_losses += other.second_losses;
+        self.shared_out += other.shared_out;
         self.commits += other.commits;
         self.compared += other.compared;
     }
@@ -117,6 +120,7 @@ impl PoolLife {
             stripe_unit: ByteCount::kib(4 << random.below(4)),
             copies,
             pool_id: Some(u128::from(seed) + 1),
+            rates: random.chance(2).then(|| rates(&mut random)),
             ..FormatOptions::default()
         };
         Pool::format(&disks, &options).expect("blank disks can be formatted");
@@ -198,6 +202,10 @@ impl PoolLife {
                 self.wait_for(0)?;
                 pool.audit()?;
                 self.compare(&pool)?;
+                let table = pool.description().table;
+                let faster = table.weighted_sets().into_iter().skip(1);
+                let uses = |number: u8| pool.striped_over(&|set| set == number) > 0;
+                self.figures.shared_out += u64::from(faster.into_iter().any(|it| uses(it.0)));
             }
             _ => {
                 drop(pool);
@@ -580,6 +588,12 @@ fn profile(random: &mut Random) -> SimProfile {
         volatile_cache: !random.chance(4),
         forced_writes: !random.chance(8),
     }
+}
+
+/// Rates by which segments are shared out; some are equal.
+pub(super) fn rates(random: &mut Random) -> DeviceRates {
+    let slowest = 1 + random.below(3);
+    DeviceRates::of((0..64).map(|_| ByteCount::mib(slowest * random.pick(&[1, 1, 2, 4]))))
 }
 
 pub(super) fn disk(random: &mut Random) -> SimDisk {

@@ -7,7 +7,7 @@ use tidelog_engine::pool::{
 };
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 
-use super::life::{Check, PoolLife, SIZE, disk, never_cut, options, text};
+use super::life::{Check, PoolLife, SIZE, disk, never_cut, options, rates, text};
 
 /// Places that a pool has at most.
 const PLACES: u32 = 12;
@@ -149,6 +149,10 @@ impl PoolLife {
         }
         self.note_change(change);
         self.look(change)?;
+        if self.missing.is_none() && self.random.chance(3) {
+            let rates = rates(&mut self.random);
+            Pool::store_rates(&self.disks, rates, false).map_err(text)?;
+        }
         Ok(true)
     }
 

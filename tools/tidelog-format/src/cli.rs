@@ -58,6 +58,12 @@ Measures writes and reads with 1 to 64 operations in flight on each device, on a
 and stores the smallest depth that reaches 97 % of the best in both. A program that opens the pool
 without naming a depth gets this one. It takes some seconds; the pool must not be open.
 
+Where a device is slower than others, the rates are stored, too, and new segments are shared out by them:
+a part of them is striped over the faster devices alone, as long as more than a quarter of a share is free.
+So a slow device does not set the pace. The pool then has the feature device-table, which older software
+refuses. What is in the pool stays where it is. A device that is added later counts once all are measured
+again.
+
 No tensor is overwritten: only segments that are free in the log are written, at most 256 MiB of each
 device. A pool without free segments is refused. After an interruption all tensors are there, and the
 depth is the old one.

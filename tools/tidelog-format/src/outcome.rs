@@ -8,7 +8,7 @@ use tidelog_device_safety::DeviceRefusal;
 use tidelog_engine::layout::SuperblockError;
 use tidelog_engine::path::{DeviceOpenError, DeviceSpec};
 use tidelog_engine::pool::inspect::RepairError;
-use tidelog_engine::pool::{CalibrateError, FormatError, OpenError, ReplaceError, ReshapeError};
+use tidelog_engine::pool::{CalibrateError, FormatError, OpenError, ReshapeError};
 
 use crate::cli::FormatOutput;
 
@@ -282,6 +282,7 @@ impl From<ReshapeError> for FormatFailure {
             ReshapeError::Open(error) => error.into(),
             ReshapeError::New(error) => error.into(),
             ReshapeError::Geometry(_)
+            | ReshapeError::NoneMissing
             | ReshapeError::TooSmall { .. }
             | ReshapeError::NoPlace { .. } => Self::new(FormatExit::Usage, error.to_string(), ""),
             ReshapeError::Gone(_)
@@ -292,27 +293,8 @@ impl From<ReshapeError> for FormatFailure {
             _ => Self::new(
                 FormatExit::Failed,
                 error.to_string(),
-                "once that is mended, the same command finishes it; nothing is lost meanwhile",
-            ),
-        }
-    }
-}
-
-impl From<ReplaceError> for FormatFailure {
-    fn from(error: ReplaceError) -> Self {
-        match error {
-            ReplaceError::Open(error) => error.into(),
-            ReplaceError::New(error) => error.into(),
-            ReplaceError::NoneMissing | ReplaceError::TooSmall { .. } => {
-                Self::new(FormatExit::Usage, error.to_string(), "")
-            }
-            ReplaceError::Lost { .. } | ReplaceError::NoRoom(_) => {
-                Self::new(FormatExit::Refused, error.to_string(), "")
-            }
-            _ => Self::new(
-                FormatExit::Failed,
-                error.to_string(),
-                "once that is mended, the same command finishes it; until then the pool opens without the new device",
+                "once that is mended, the same command finishes it; nothing is lost meanwhile, and the pool opens \
+                 without a device that is not ready",
             ),
         }
     }

@@ -13,6 +13,8 @@ fn the_pool_of_every_format_version_is_clean() {
         let specs = fixture.unpack(&path, directory.path()).unwrap();
         let names: Vec<String> =
             specs.iter().map(|spec| spec.target().display().to_string()).collect();
-        tool(&["check", &names[0], &names[1], "--buffered"]).expect(0);
+        let names = names.iter().map(String::as_str);
+        let arguments: Vec<&str> = ["check", "--buffered"].into_iter().chain(names).collect();
+        tool(&arguments).expect(0);
     }
 }

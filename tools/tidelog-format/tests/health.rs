@@ -7,9 +7,11 @@ use std::os::unix::fs::FileExt;
 
 use common::{temporary, tool};
 use serde_json::Value;
+use tidelog_engine::layout::DeviceRates;
 use tidelog_engine::memory::Source;
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::{OpenOptions, Pool, PutOptions};
+use tidelog_engine::units::ByteCount;
 
 fn fill(devices: &[&str]) {
     let specs: Vec<DeviceSpec> = devices.iter().map(DeviceSpec::new).collect();
@@ -51,6 +53,15 @@ fn health_is_told_to_people_monitors_and_alerts() {
     assert!(event["time"].as_u64().unwrap() > 1_600_000_000);
     let said = tool(&["stats", a, "--output", "prometheus"]).expect(2);
     assert!(said.out.contains("tidelog_devices_missing") && said.out.contains("} 1\n"), "{said:?}");
+    // What calibration found is told of a device that is slow alone.
+    let specs = [a, b].map(DeviceSpec::new);
+    let rates = DeviceRates::of([ByteCount::gib(3), ByteCount::gib(1)]);
+    Pool::store_rates(&specs, rates, false).unwrap();
+    let said = tool(&["stats", a, b, "--output", "events"]).expect(2);
+    let event: Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!((&event["event"], &event["place"]), (&"device_slow".into(), &"1".into()));
+    let said = tool(&["stats", a, b, "--output", "prometheus"]).expect(2);
+    assert!(said.out.contains("tidelog_device_rate_bytes_per_second{"), "{said:?}");
     // Other commands have no such formats: they say what they say to people.
     let text = tool(&["list", a, b, "--output", "prometheus"]).expect(0);
     assert!(text.out.contains("complete"), "{text:?}");

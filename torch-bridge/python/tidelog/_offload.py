@@ -214,6 +214,14 @@ def offload(
             "(ext3, vfat, many network file systems), which takes as long as it takes to write them."
         ),
     ] = False,
+    degraded: Annotated[
+        bool,
+        Option(
+            "go on where one device of the pool is missing, if the pool was made with two copies: name the others. "
+            "What leaves memory goes to those that are there, and checkpoints with two copies are whole. "
+            "`tidelog-format replace` gives the pool another device afterwards."
+        ),
+    ] = False,
     share: Annotated[
         int | None,
         Option(
@@ -287,6 +295,7 @@ def offload(
         gpu=place.option,
         must_exist=bool(must_exist),
         sparse=bool(sparse),
+        degraded=bool(degraded),
         share=share,
         share_count=max(share + 1, local_world_size()),
     )

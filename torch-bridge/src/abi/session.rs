@@ -77,6 +77,9 @@ pub struct tide_session_options {
     /// write fails once the file system is full. Otherwise all is; with zeroes, where the file
     /// system cannot reserve, which takes as long as it takes to write them.
     pub sparse: u64,
+    /// Non-zero goes on where one device of a pool with two copies is missing: the pool must be
+    /// there, and is degraded until the device is replaced.
+    pub degraded: u64,
 }
 
 // SAFETY: numbers and pointers, of which any bytes are a value; `size` comes first.
@@ -319,7 +322,7 @@ pub unsafe extern "C" fn tide_session_open(
                 must_exist: options.must_exist != 0,
                 sparse: options.sparse != 0,
                 read_only: false,
-                degraded: false,
+                degraded: options.degraded != 0,
                 share_count: share_count_of(options.share_count)?,
                 place: place_numbered(options.gpu),
                 arena: None,

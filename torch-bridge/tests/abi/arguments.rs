@@ -42,6 +42,7 @@ fn session_options(devices: *const c_char) -> tide_session_options {
         must_exist: 0,
         share_count: 0,
         sparse: 0,
+        degraded: 0,
     }
 }
 

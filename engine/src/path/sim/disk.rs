@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tidelog_random::Random;
 
@@ -113,6 +113,8 @@ pub(super) struct DiskState {
     pub(super) stall: DiskStall,
     /// Bytes per second of real time, if it is to take any.
     rate: Option<ByteCount>,
+    /// Time at which what was given to it is done, at its rate.
+    busy_until: Instant,
     /// Counts power cuts; what was started in an earlier life fails.
     life: u64,
     next_id: u64,
@@ -142,6 +144,8 @@ pub(super) struct StartedOperation {
     id: u64,
     life: u64,
     due: Ticks,
+    /// Time before which it does not complete, on a disk that has a rate.
+    pub(super) ready: Option<Instant>,
     fault: Option<Fault>,
     aborted: bool,
 }
@@ -174,6 +178,7 @@ impl SimDisk {
             removed: false,
             stall: DiskStall::Over,
             rate: None,
+            busy_until: Instant::now(),
             life: 0,
             next_id: 0,
             operations: 0,
@@ -363,20 +368,12 @@ impl SimDisk {
             let pages = state.media.store(data);
             state.in_flight.push((id, extent.offset.0, pages));
         }
-        let started = StartedOperation { id, life: state.life, due, fault, aborted: false };
+        let ready = state.time_of(kind, extent.length);
+        let started = StartedOperation { id, life: state.life, due, ready, fault, aborted: false };
         let countdown = state.countdown.clone().filter(|_| kind == OperationKind::Write);
         drop(state);
         count_down(countdown);
         started
-    }
-
-    /// Returns the duration of the operation, of real time.
-    pub(super) fn takes(&self, operation: &Operation) -> Duration {
-        let moves = matches!(operation.action.kind(), OperationKind::Read | OperationKind::Write);
-        let rate = self.state().rate.filter(|_| moves);
-        rate.map_or(Duration::ZERO, |rate| {
-            Duration::from_nanos(operation.extent.length.0 * 1_000_000_000 / rate.0.max(1))
-        })
     }
 
     /// Returns the operations that may complete at this time.
@@ -520,6 +517,16 @@ impl FaultState {
 }
 
 impl DiskState {
+    /// Returns the time at which an operation is done that is given to the disk now, if it has a
+    /// rate: it does one after the other.
+    fn time_of(&mut self, kind: OperationKind, length: ByteCount) -> Option<Instant> {
+        let moves = matches!(kind, OperationKind::Read | OperationKind::Write);
+        let rate = self.rate.filter(|_| moves)?;
+        let takes = Duration::from_nanos(length.0 * 1_000_000_000 / rate.0.max(1));
+        self.busy_until = self.busy_until.max(Instant::now()) + takes;
+        Some(self.busy_until)
+    }
+
     /// Fills `bytes` as a read does.
     fn read(&mut self, started: &StartedOperation, place: u64, bytes: &mut [u8]) {
         self.media.read(place, bytes);

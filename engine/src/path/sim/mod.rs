@@ -4,7 +4,7 @@
 //! power, opens it again, and finds what a real disk with a volatile cache could have kept. Time is
 //! virtual: an operation takes a random number of ticks and the clock jumps to the next completion,
 //! so a run takes no time but operations overlap and complete out of order. Only a disk that was
-//! given a rate takes real time: for what measures bandwidth.
+//! given a rate takes real time, beside the others: for what measures bandwidth.
 
 mod disk;
 mod media;
@@ -17,8 +17,9 @@ mod trouble;
 pub use disk::{Fault, PowerCut, SimCounters, SimDisk, SimProfile};
 pub use trouble::SimSnapshot;
 
+use std::cell::LazyCell;
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::choose::{OpenedPath, PathProvider};
 use super::error::PathError;
@@ -102,12 +103,15 @@ impl SimPath {
         Ok(Self { disks, capabilities, gate, pending, clock: 0, idle: false, waker, peers })
     }
 
-    /// The pending operation that completes next, and when, unless all are held.
+    /// The pending operation that completes next, and when, unless all are held or not done yet.
     fn next(&self) -> Option<(Ticks, usize)> {
+        let now = LazyCell::new(Instant::now);
+        let is_ready = |it: &Pending| it.started.ready.is_none_or(|ready| ready <= *now);
         let of_disk = |(disk, device): (&SimDisk, u8)| {
             let fault_state = disk.fault_state(self.clock);
             let pending = self.pending.iter().enumerate();
-            let pending = pending.filter(move |(_, it)| it.operation.device.0 == device);
+            let of_disk = |it: &Pending| it.operation.device.0 == device && is_ready(it);
+            let pending = pending.filter(|(_, it)| of_disk(it));
             pending
                 .filter_map(move |(index, it)| Some((fault_state.due(&it.started)?, index)))
                 .min()
@@ -177,7 +181,6 @@ unsafe impl DataPath for SimPath {
         }
         let Pending { mut operation, started } = self.pending.remove(index);
         let disk = &self.disks[usize::from(operation.device.0)];
-        std::thread::sleep(disk.takes(&operation));
         self.clock = self.clock.max(due);
         let moved = disk.finish(&started, &mut operation);
         let completion = super::slots::complete(operation, moved);
@@ -191,7 +194,15 @@ unsafe impl DataPath for SimPath {
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.idle = true;
         // With something in flight virtual time passes at once; only an idle (or held) path sleeps.
-        if self.next().is_some() { Ok(()) } else { self.waker.sleep(timeout).map(|_| ()) }
+        let now = Instant::now();
+        if self.next().is_some() {
+            return Ok(());
+        }
+        // What was done before that is held.
+        let ready = self.pending.iter().filter_map(|it| it.started.ready);
+        let ready = ready.filter_map(|it| it.checked_duration_since(now)).min();
+        let ready = ready.map(|time| time.max(Duration::from_nanos(1)));
+        self.waker.sleep(timeout.into_iter().chain(ready).min()).map(|_| ())
     }
 
     fn waker(&self) -> Waker {

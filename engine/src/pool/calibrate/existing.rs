@@ -1,21 +1,22 @@
-//! The depth of a pool that holds something.
+//! The depth of a pool that holds something, and the rates of its devices.
 
 use super::{AREA, CalibrateError, CalibrateProgress, Calibration, measure};
-use crate::layout::Superblock;
+use crate::layout::{DeviceRates, Superblock};
 use crate::log::{Contents, IndexRoom, LogPlace, Recovered, Space, recover};
 use crate::path::{Extent, MemberSource};
-use crate::pool::arrangement::{Arranged, arrange};
+use crate::pool::arrangement::{Arranged, arrange, newest};
 use crate::pool::events::ShareOnDevices;
 use crate::pool::media::{MetadataIo, with_media};
 use crate::pool::members::{Member, MemberAccess, Members};
-use crate::pool::{OpenError, Pool, owner, settle, start, superblocks};
+use crate::pool::{OpenError, Pool, events, owner, settle, start, superblocks};
 use crate::units::ByteCount;
 
 impl Pool {
     /// Measures how many operations must be in flight on each device of a pool, and stores that in
-    /// its superblocks: who opens it and names no depth gets this one. Nobody may have a share
-    /// open. Only segments that the log says are free are written, so that whenever this ends, all
-    /// tensors are there.
+    /// its superblocks: who opens it and names no depth gets this one. Where some devices are
+    /// slower than others, their rates are stored, too, and new segments are shared out by them.
+    /// Nobody may have a share open. Only segments that the log says are free are written, so that
+    /// whenever this ends, all tensors are there.
     ///
     /// # Errors
     /// Why not; the pool is as it was.
@@ -26,6 +27,28 @@ impl Pool {
     ) -> Result<Calibration, CalibrateError> {
         let members = Members::open(sources, &MemberAccess::alone(buffered))?;
         calibrate(members, buffered, progress)
+    }
+
+    /// Stores rates of a pool's devices that are known from elsewhere, by which new segments are
+    /// shared out. Nobody may have a share open.
+    ///
+    /// # Errors
+    /// Why not; the pool is as it was, or has these rates.
+    pub fn store_rates<Source: MemberSource>(
+        sources: &[Source],
+        rates: DeviceRates,
+        buffered: bool,
+    ) -> Result<(), CalibrateError> {
+        let members = Members::open(sources, &MemberAccess::alone(buffered))?;
+        let Arranged { members, superblocks, .. } = arrange(members)?;
+        start::refuse_overwritten(&members, &superblocks)?;
+        let known = newest(superblocks.iter()).ok_or(OpenError::Devices(0))?;
+        events::refuse_older(&members.each(), &known)?;
+        let table = known.device_table().with_rates(rates);
+        with_media(&members, buffered, |media| {
+            superblocks::rewrite(media, &superblocks, |it| it.table = Some(table))?;
+            Ok(())
+        })
     }
 }
 
@@ -51,7 +74,10 @@ fn calibrate(
             .and_then(|found| {
                 with_media(&members, buffered, |media| {
                     let depth = Some(found.depth);
-                    superblocks::rewrite(media, &superblocks, |it| it.depth = depth)?;
+                    let table = found.table(geometry.devices, superblocks[0].table);
+                    superblocks::rewrite(media, &superblocks, |it| {
+                        (it.depth, it.table) = (depth, table);
+                    })?;
                     Ok::<_, CalibrateError>(())
                 })?;
                 Ok(found)

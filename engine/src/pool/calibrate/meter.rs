@@ -1,4 +1,4 @@
-//! Combined throughput of a pool's devices, past log and reactor.
+//! Throughput of a pool's devices, all at once, past log and reactor.
 
 use std::fs::File;
 use std::io::Read;
@@ -60,13 +60,14 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// Bytes per second in operations of `chunk` bytes, `depth` of them in flight on each device.
-    pub(super) fn rate(
+    /// Bytes per second of each device in operations of `chunk` bytes, `depth` of them in flight on
+    /// each device.
+    pub(super) fn rates(
         &mut self,
         kind: OperationKind,
         chunk: ByteCount,
         depth: u32,
-    ) -> Result<f64, CalibrateError> {
+    ) -> Result<Vec<f64>, CalibrateError> {
         let devices = self.path.capabilities().devices.len() as u64;
         let mut walk = Walk {
             kind,
@@ -82,7 +83,7 @@ impl<'a> Meter<'a> {
             let buffer = self.memory.take(chunk.0 as usize).ok_or(CalibrateError::Memory)?;
             self.path.submit(walk.operation(tag, buffer))?;
         }
-        let (mut done, mut heard) = (0, Instant::now());
+        let (mut done, mut heard) = (vec![0; devices as usize], Instant::now());
         let mut completions: Vec<Completion> = Vec::new();
         while self.path.in_flight() > 0 {
             self.path.ring().map_err(CalibrateError::Path)?;
@@ -97,15 +98,16 @@ impl<'a> Meter<'a> {
             let goes_on = elapsed() < SLICE;
             for Completion { tag, memory, result, .. } in completions.drain(..) {
                 result?;
-                done += chunk.0;
+                done[(tag / u64::from(depth)) as usize] += chunk.0;
                 let buffer = memory.and_then(Memory::into_host);
                 if let Some(buffer) = buffer.filter(|_| goes_on) {
                     self.path.submit(walk.operation(tag, buffer))?;
                 }
             }
         }
+        let time = elapsed().as_secs_f64().max(f64::EPSILON);
         #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^53 bytes")]
-        Ok(done as f64 / elapsed().as_secs_f64().max(f64::EPSILON))
+        Ok(done.into_iter().map(|bytes: u64| bytes as f64 / time).collect())
     }
 }
 

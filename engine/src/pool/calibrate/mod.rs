@@ -1,6 +1,6 @@
 //! Calibration: a few seconds of sequential reads and writes tell how large a stripe unit has to
 //! be, and how many operations must be in flight, for the devices to be as fast as they can. The
-//! pool keeps the depth in its superblocks.
+//! pool keeps the depth in its superblocks, and how fast each device is where they differ.
 
 mod existing;
 mod meter;
@@ -15,7 +15,7 @@ use thiserror::Error;
 
 use super::OpenError;
 use super::members::Members;
-use crate::layout::Geometry;
+use crate::layout::{DeviceRates, DeviceTable, Geometry};
 use crate::memory::MemoryError;
 use crate::path::{DeviceError, DeviceOpenError, Extent, OpenMode, PathError, Refused};
 use crate::schedule::{ControlError, DrainError, StartError};
@@ -38,6 +38,24 @@ pub struct Measurement {
     pub read: f64,
 }
 
+/// Throughput of one device while all are busy.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeviceRate {
+    /// Bytes written in a second.
+    pub write: f64,
+    /// Bytes read in a second.
+    pub read: f64,
+}
+
+impl DeviceRate {
+    /// Returns the bytes in a second that are written once and read once.
+    fn both(&self) -> ByteCount {
+        let both = 2.0 / (1.0 / self.write.max(1.0) + 1.0 / self.read.max(1.0));
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive")]
+        ByteCount(both as u64)
+    }
+}
+
 /// Result of a calibration, with the sizes and depths that follow from it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Calibration {
@@ -48,6 +66,33 @@ pub struct Calibration {
     pub stripe_unit: ByteCount,
     /// The smallest that does with that stripe unit.
     pub depth: u32,
+    /// Throughput of each device with these, in the order of their places.
+    pub devices: Vec<DeviceRate>,
+}
+
+impl Calibration {
+    /// Returns the rates of the devices, by which new segments are shared out.
+    pub fn rates(&self) -> DeviceRates {
+        DeviceRates::of(self.devices.iter().map(DeviceRate::both))
+    }
+
+    /// Returns the places of the devices that are slow beside the others.
+    pub fn slow(&self) -> Vec<usize> {
+        let all = DeviceTable::of_all(self.devices.len() as u32).current_set();
+        self.rates().slow(all).into_iter().map(|(device, _)| device.0.into()).collect()
+    }
+
+    /// Returns whether new segments are shared out by the rates.
+    pub fn is_shared_out(&self) -> bool {
+        self.table(self.devices.len() as u32, None).is_some()
+    }
+
+    /// Returns the table of devices with these rates: `table`, but where the devices are equally
+    /// fast and a pool has none.
+    pub(super) fn table(&self, devices: u32, table: Option<DeviceTable>) -> Option<DeviceTable> {
+        let with = table.unwrap_or_else(|| DeviceTable::of_all(devices)).with_rates(self.rates());
+        (table.is_some() || with.weighted_sets().len() > 1).then_some(with)
+    }
 }
 
 /// Progress of a calibration.

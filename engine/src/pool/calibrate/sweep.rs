@@ -1,7 +1,7 @@
 //! Sizes and depths that are tried, and the choice of one.
 
 use super::meter::{Clock, Meter};
-use super::{CalibrateError, CalibrateProgress, Calibration, Measurement};
+use super::{CalibrateError, CalibrateProgress, Calibration, DeviceRate, Measurement};
 use crate::path::{Extent, OperationKind, PathProvider};
 use crate::units::ByteCount;
 
@@ -78,7 +78,8 @@ impl CalibrationSweep<'_> {
         let of_units = self.units.iter().map(|&unit| (unit, DEPTH.min(takes)));
         let units: Vec<Point> = self.points(of_units);
         let mut done = 0;
-        let total = ROUNDS * (if self.units.len() > 1 { units.len() } else { 0 } + depths.len());
+        let units_tried = if self.units.len() > 1 { units.len() } else { 0 };
+        let total = ROUNDS * (units_tried + depths.len() + 1);
         let mut step = || {
             done += 1;
             progress(CalibrateProgress { done, total });
@@ -96,7 +97,8 @@ impl CalibrationSweep<'_> {
         let chosen = smallest_that_is_enough(&by_depth).ok_or(CalibrateError::NoRoom)?;
         let (stripe_unit, depth) = (chosen.chunk, chosen.depth);
         measurements.extend(by_depth);
-        Ok(Calibration { measurements, stripe_unit, depth })
+        let devices = each_device(meter, (stripe_unit, depth), &mut step)?;
+        Ok(Calibration { measurements, stripe_unit, depth, devices })
     }
 
     /// Returns the points for which there is memory, and room in the area.
@@ -121,8 +123,9 @@ fn medians(
     for round in 0..ROUNDS {
         for (place, &(chunk, depth)) in points.iter().enumerate() {
             // What was never written may be read without any device.
-            writes[place][round] = meter.rate(OperationKind::Write, chunk, depth)?;
-            reads[place][round] = meter.rate(OperationKind::Read, chunk, depth)?;
+            let [write, read] = [OperationKind::Write, OperationKind::Read]
+                .map(|kind| meter.rates(kind, chunk, depth).map(|rates| rates.iter().sum()));
+            (writes[place][round], reads[place][round]) = (write?, read?);
             step();
         }
     }
@@ -132,6 +135,27 @@ fn medians(
         Measurement { chunk, depth, write, read }
     });
     Ok(measured.collect())
+}
+
+/// Measures what each device does of it while all are busy.
+fn each_device(
+    meter: &mut Meter<'_>,
+    (chunk, depth): Point,
+    step: &mut dyn FnMut(),
+) -> Result<Vec<DeviceRate>, CalibrateError> {
+    let (mut writes, mut reads) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        writes.push(meter.rates(OperationKind::Write, chunk, depth)?);
+        reads.push(meter.rates(OperationKind::Read, chunk, depth)?);
+        step();
+    }
+    let of_device = |rounds: &[Vec<f64>], device: usize| {
+        median(std::array::from_fn(|round| rounds[round][device]))
+    };
+    let devices = 0..writes[0].len();
+    let rate =
+        |device| DeviceRate { write: of_device(&writes, device), read: of_device(&reads, device) };
+    Ok(devices.map(rate).collect())
 }
 
 fn median(mut rates: [f64; ROUNDS]) -> f64 {

@@ -22,7 +22,8 @@ use crate::schedule::Urgency;
 struct Model {
     disks: Vec<SimDisk>,
     each: Duration,
-    bandwidth: u64,
+    /// Bandwidth of each device.
+    bandwidth: Vec<u64>,
     now: Arc<AtomicU64>,
     /// Number of operations that each device takes at once.
     places: u32,
@@ -62,8 +63,9 @@ unsafe impl DataPath for ModelPath {
         if self.due.len() >= self.inner.capabilities().depth as usize {
             return Err(Refused { reason: Refusal::Full, operation });
         }
-        let free_at = &mut self.free_at[usize::from(operation.device.0)];
-        let moving = operation.extent.length.0 * 1000 / self.model.bandwidth;
+        let device = usize::from(operation.device.0);
+        let free_at = &mut self.free_at[device];
+        let moving = operation.extent.length.0 * 1000 / self.model.bandwidth[device];
         let ready = self.model.now.load(Relaxed) + self.model.each.as_nanos() as u64;
         *free_at = (*free_at).max(ready) + moving;
         self.due.push((*free_at, operation));
@@ -103,21 +105,22 @@ unsafe impl DataPath for ModelPath {
 }
 
 fn calibrated(each: Duration, bandwidth: u64, units: &[ByteCount]) -> Calibration {
-    calibrated_with(u32::MAX, each, bandwidth, units)
+    calibrated_with(u32::MAX, each, vec![bandwidth; 2], units)
 }
 
 fn calibrated_with(
     places: u32,
     each: Duration,
-    bandwidth: u64,
+    bandwidth: Vec<u64>,
     units: &[ByteCount],
 ) -> Calibration {
-    let disks: Vec<SimDisk> = (0..2).map(|_| SimDisk::new(ByteCount::mib(32))).collect();
+    let devices = bandwidth.len();
+    let disks: Vec<SimDisk> = (0..devices).map(|_| SimDisk::new(ByteCount::mib(32))).collect();
     let now = Arc::new(AtomicU64::new(0));
     let model = Model { disks, each, bandwidth, now: Arc::clone(&now), places };
     let area = [Extent::new(1 << 20, 8 << 20), Extent::new(16 << 20, 16 << 20)];
     let clock = move || Duration::from_nanos(now.load(Relaxed));
-    let sweep = CalibrationSweep { devices: 2, area: &area, units, clock: &clock };
+    let sweep = CalibrationSweep { devices, area: &area, units, clock: &clock };
     sweep.run(Box::new(model), &mut |_| ()).unwrap()
 }
 
@@ -140,7 +143,8 @@ fn the_depth_is_what_latency_and_bandwidth_ask_for() {
 #[test]
 fn no_depth_is_tried_that_a_device_does_not_take() {
     for (places, deepest) in [(63, 32), (20, 16), (1, 1)] {
-        let found = calibrated_with(places, Duration::from_millis(1), 40_000, &STRIPE_UNITS);
+        let found =
+            calibrated_with(places, Duration::from_millis(1), vec![40_000; 2], &STRIPE_UNITS);
         let mut depths = found.measurements.iter().map(|it| it.depth);
         assert!(depths.clone().all(|depth| depth <= places), "{found:?}");
         assert_eq!((found.depth, depths.next_back()), (deepest, Some(deepest)), "of {places}");
@@ -264,4 +268,18 @@ fn formatting_takes_the_stripe_unit_that_was_measured() {
     let small = [SimDisk::new(ByteCount::mib(1))];
     let refused = Pool::format(&small, &options);
     assert!(matches!(refused, Err(FormatError::Geometry(_))), "{refused:?}");
+}
+
+#[test]
+fn a_slow_device_is_named_and_gets_fewer_segments() {
+    let unit = [ByteCount::kib(256)];
+    let each = Duration::from_micros(50);
+    let measured = |bandwidth| calibrated_with(u32::MAX, each, bandwidth, &unit);
+    let found = measured(vec![3000, 1000, 3000]);
+    assert_eq!(found.slow(), [1]);
+    assert!(found.is_shared_out());
+    let [fast, slow] = [0, 1].map(|device| found.devices[device].write);
+    assert!((2.5..3.2).contains(&(fast / slow)), "{:?}", found.devices);
+    let equal = measured(vec![3000, 2800, 3000]);
+    assert!(equal.slow().is_empty() && !equal.is_shared_out(), "{:?}", equal.devices);
 }

@@ -63,7 +63,7 @@ enum Prepared {
     /// Superblocks that all name the device.
     Ready { place: u32, was_done: bool },
     /// Table of which all numbers of sets are taken.
-    Full { table: DeviceTable, geometry: Geometry, has_it: bool },
+    Full { table: Box<DeviceTable>, geometry: Geometry, has_it: bool },
 }
 
 fn prepare<Device: MemberSource>(
@@ -102,7 +102,11 @@ fn prepare<Device: MemberSource>(
     let table = known.device_table();
     let set = table.current_set().union([DeviceIndex(place as u8)].into_iter().collect());
     let Some(table) = table.striped_over(set).map(DeviceTable::with_carriers) else {
-        return Ok(Prepared::Full { table, geometry, has_it: false });
+        return Ok(Prepared::Full {
+            table: Box::new(known.device_table()),
+            geometry,
+            has_it: false,
+        });
     };
     let needed = ByteCount(geometry.device_bytes);
     if !exists {
@@ -169,7 +173,11 @@ fn take_back(
     }
     let set = table.current_set().union([device].into_iter().collect());
     let Some(next) = table.striped_over(set).map(DeviceTable::with_carriers) else {
-        return Ok(Prepared::Full { table, geometry: known.geometry, has_it: true });
+        return Ok(Prepared::Full {
+            table: Box::new(table),
+            geometry: known.geometry,
+            has_it: true,
+        });
     };
     let carriers = next.metadata.without(table.metadata);
     with_media(&members, options.buffered, |media| {

@@ -14,26 +14,25 @@
 //! call leads to the same end. All shares are locked or open all the time but between steps.
 
 mod add;
+mod error;
 mod evacuate;
 mod remove;
 
 use std::time::Instant;
 
-use thiserror::Error;
-
 pub use add::add;
+pub use error::ReshapeError;
 pub use evacuate::evacuate;
 pub use remove::remove;
 
 use super::arrangement::Completeness;
-use super::error::{CloseError, FormatError, OpenError, ReclaimError, Unusable};
+use super::error::{OpenError, Unusable};
 use super::media::MetadataIo;
-use super::replace::{open_options, some_names};
+use super::replace::open_options;
 use super::{Pool, superblocks};
-use crate::layout::{DEVICE_SETS_MAX, DeviceTable, Geometry, GeometryError, TensorKey};
+use crate::layout::{DEVICE_SETS_MAX, DeviceTable, Geometry};
 use crate::log::Wanted;
 use crate::path::{DeviceIdentity, MemberSource};
-use crate::schedule::{ControlError, DrainError, StartError};
 use crate::units::ByteCount;
 
 /// Options of a change of a pool's devices.
@@ -69,107 +68,6 @@ pub struct Reshaped {
     pub moved: ByteCount,
     /// True if there was nothing left to do.
     pub was_done: bool,
-}
-
-/// The reason why a pool did not get or give up a device. What was begun is finished by doing the
-/// same again.
-#[derive(Debug, Error)]
-pub enum ReshapeError {
-    /// The pool cannot be opened.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// The new device cannot be had, or holds something.
-    #[error(transparent)]
-    New(#[from] FormatError),
-    /// The pool cannot be laid out over these devices.
-    #[error(transparent)]
-    Geometry(#[from] GeometryError),
-    /// The new device is too small.
-    #[error("{device} has {found}, and the pool uses {needed} of each device")]
-    TooSmall {
-        /// The device.
-        device: String,
-        /// Size of the device.
-        found: ByteCount,
-        /// The size that is needed.
-        needed: ByteCount,
-    },
-    /// The pool has no such device.
-    #[error("the pool has {devices} place(s), numbered from 0; there is no device {place}")]
-    NoPlace {
-        /// The place.
-        place: u32,
-        /// Places of the pool.
-        devices: u32,
-    },
-    /// The device was removed before.
-    #[error("device {0} was removed from the pool before")]
-    Gone(u32),
-    /// The number of devices that would be left is too small.
-    #[error("without it {left} device(s) are left, and the pool needs {needed}: add one first")]
-    TooFew {
-        /// Devices that would be left.
-        left: usize,
-        /// Devices that the pool needs.
-        needed: usize,
-    },
-    /// The pool has no space for it on the other devices.
-    #[error(
-        "{needed} must be moved, and segments without the device have {available} left for it: delete tensors, or \
-         add a device first"
-    )]
-    NoSpace {
-        /// Bytes that are to be moved, in all copies.
-        needed: ByteCount,
-        /// Bytes that there is space for.
-        available: ByteCount,
-    },
-    /// The index of a share has no room to be written anew.
-    #[error(
-        "the index of share {0} must be written anew, and there is no space for it; open the pool, and delete \
-         durable tensors"
-    )]
-    NoRoom(u32),
-    /// Durable tensors have a part on a lost device alone.
-    #[error("{}", lost(.0))]
-    Lost(Vec<TensorKey>),
-    /// The tensors could not be moved.
-    #[error(transparent)]
-    Move(Box<ReclaimError>),
-    /// The data path could not be started.
-    #[error(transparent)]
-    Start(#[from] StartError),
-    /// A device failed.
-    #[error(transparent)]
-    Control(#[from] ControlError),
-    /// A device did not give back what it was asked.
-    #[error(transparent)]
-    Drain(#[from] DrainError),
-    /// A superblock could not be read, or a device not be cleared.
-    #[error("{0}")]
-    Device(String),
-    /// A share could not be given back.
-    #[error(transparent)]
-    Close(#[from] CloseError),
-    /// The handle is of no use.
-    #[error(transparent)]
-    Unusable(#[from] Unusable),
-}
-
-impl From<ReclaimError> for ReshapeError {
-    fn from(error: ReclaimError) -> Self {
-        Self::Move(Box::new(error))
-    }
-}
-
-/// Names the tensors that are lost with a device.
-fn lost(tensors: &[TensorKey]) -> String {
-    format!(
-        "{} durable tensor(s) have a part on the lost device alone: {}; drop them first, or give the pool \
-         another device in its place (replace --accept-loss)",
-        tensors.len(),
-        some_names(tensors)
-    )
 }
 
 /// All devices of a pool that are there, and how they are used.
@@ -278,7 +176,7 @@ fn others_than_current(table: &DeviceTable) -> impl Fn(u8) -> bool + use<> {
 
 impl Pool {
     /// Returns the bytes of tensors, in all copies, that lie in segments striped over these sets.
-    fn striped_over(&self, is_meant: &dyn Fn(u8) -> bool) -> u64 {
+    pub fn striped_over(&self, is_meant: &dyn Fn(u8) -> bool) -> u64 {
         self.0.shared.contents().striped_over(is_meant)
     }
 

@@ -43,7 +43,7 @@ fn put_one_copy(pool: &Pool, id: u128, content: &[u8]) {
     batch.commit().unwrap();
 }
 
-fn replace_in(disks: &[SimDisk], lost: usize, new: &SimDisk) -> Result<Replaced, ReplaceError> {
+fn replace_in(disks: &[SimDisk], lost: usize, new: &SimDisk) -> Result<Replaced, ReshapeError> {
     replace(new, &without(disks, lost), &ReplaceOptions::default(), &mut |_| ())
 }
 
@@ -208,7 +208,7 @@ fn what_has_one_copy_on_the_missing_device_is_lost_and_told() {
     // A replacement would be without it, and says so before anything else.
     let new = SimDisk::new(ByteCount::mib(6));
     let refused = replace_in(&disks, lost, &new).unwrap_err();
-    let ReplaceError::Lost { tensors } = refused else { panic!("{refused}") };
+    let ReshapeError::Lost(tensors) = refused else { panic!("{refused}") };
     assert_eq!(tensors, [TensorId(1).into()]);
     let options = ReplaceOptions { accept_loss: true, ..ReplaceOptions::default() };
     let replaced = replace(&new, &left, &options, &mut |_| ()).unwrap();
@@ -380,23 +380,23 @@ fn a_replacement_must_be_blank_large_and_beside_a_pool_that_lacks_one() {
     open(&disks).close().unwrap();
     let new = SimDisk::new(ByteCount::mib(6));
     let refused = replace(&new, &disks, &ReplaceOptions::default(), &mut |_| ()).unwrap_err();
-    assert!(matches!(refused, ReplaceError::NoneMissing), "{refused}");
+    assert!(matches!(refused, ReshapeError::NoneMissing), "{refused}");
     let small = SimDisk::new(ByteCount::mib(5));
     let refused = replace_in(&disks, 1, &small).unwrap_err();
-    assert!(matches!(refused, ReplaceError::TooSmall { .. }), "{refused}");
+    assert!(matches!(refused, ReshapeError::TooSmall { .. }), "{refused}");
     new.overwrite(1 << 20, &[1; 4096]);
     let refused = replace_in(&disks, 1, &new).unwrap_err();
-    assert!(matches!(refused, ReplaceError::New(FormatError::HoldsData { .. })), "{refused}");
+    assert!(matches!(refused, ReshapeError::New(FormatError::HoldsData { .. })), "{refused}");
     // Nothing has been changed by any of these.
     open(&disks).close().unwrap();
     // The old device may take its own place, if that is said.
     open_degraded(&without(&disks, 1)).close().unwrap();
     let refused = replace_in(&disks, 1, &disks[1]).unwrap_err();
-    assert!(matches!(refused, ReplaceError::New(FormatError::HoldsPool { .. })), "{refused}");
+    assert!(matches!(refused, ReshapeError::New(FormatError::HoldsPool { .. })), "{refused}");
     let overwrite = ReplaceOptions { overwrite: true, ..ReplaceOptions::default() };
     replace(&disks[1], &without(&disks, 1), &overwrite, &mut |_| ()).unwrap();
     assert!(check(&disks, true, &mut |_| ()).unwrap().damage.is_empty());
     let single = super::disks(2, ByteCount::mib(4));
     let refused = replace_in(&single, 1, &SimDisk::new(ByteCount::mib(4))).unwrap_err();
-    assert!(matches!(refused, ReplaceError::Open(OpenError::NotOnePool(_))), "{refused}");
+    assert!(matches!(refused, ReshapeError::Open(OpenError::NotOnePool(_))), "{refused}");
 }

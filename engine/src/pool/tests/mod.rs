@@ -23,6 +23,7 @@ mod seal_moves;
 mod seals;
 mod start;
 mod superblocks;
+mod unequal;
 mod unreadable;
 mod workload;
 

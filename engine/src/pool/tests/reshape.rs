@@ -271,6 +271,43 @@ fn what_cannot_be_is_refused_before_anything_is_written() {
 }
 
 #[test]
+fn a_pool_that_has_filled_up_half_way_is_whole_and_goes_on_once_there_is_space() {
+    for is_removal in [false, true] {
+        let disks = pool_of(3, &super::small());
+        fill(&disks);
+        let attempt = || {
+            let change = if is_removal { remove } else { evacuate };
+            change(&disks, 2, &options(), &mut |_| ())
+        };
+        // The process ends once something has moved.
+        SimDisk::cut_power_at(&disks, 60, PowerCut::KeepAll);
+        attempt().unwrap_err();
+        SimDisk::cut_power_at(&disks, u64::MAX - 1, PowerCut::KeepAll);
+        let pool = open(&disks);
+        assert!(!pool.description().table.current_set().contains(DeviceIndex(2)));
+        let filled = (1000..2000).find(|id| {
+            let (mut batch, source) = (pool.batch(), Source::from(bytes(*id as u64, 40_000)));
+            let put = batch.put(TensorId(*id), source, PutOptions::default());
+            put.is_err() || batch.commit().is_err()
+        });
+        let filled = filled.unwrap();
+        pool.close().unwrap();
+        let refused = attempt().unwrap_err();
+        assert!(matches!(refused, ReshapeError::NoSpace { .. }), "{refused}");
+        let pool = open(&disks);
+        assert_whole(&pool);
+        for id in 1000..filled {
+            assert!(get(&pool, id).unwrap() == bytes(id as u64, 40_000), "tensor {id}");
+        }
+        commit(&pool, &[], &(1000..filled).collect::<Vec<_>>()).unwrap();
+        pool.close().unwrap();
+        attempt().unwrap();
+        let left = if is_removal { &disks[..2] } else { &disks[..] };
+        assert_sound(left);
+    }
+}
+
+#[test]
 fn whatever_ends_the_process_the_same_call_finishes_it() {
     let mut random = Random::new(55);
     let mut kills = 0;

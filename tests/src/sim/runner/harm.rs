@@ -154,7 +154,7 @@ impl Runner<'_> {
                 How::Rot(_) | How::Unreadable => None,
                 How::Zeroes => Some(vec![0; BLOCK_BYTES as usize]),
                 How::OfAnotherDevice | How::OfAnotherPool => {
-                    Superblock::decode(&before).ok().map(|it| self.another(it, how).encode())
+                    Superblock::decode(&before).ok().map(|it| self.another(&it, how).encode())
                 }
             };
             if after.as_ref() == Some(&before) {
@@ -171,13 +171,13 @@ impl Runner<'_> {
     }
 
     /// Returns the superblock of another device, or of another pool.
-    fn another(&self, superblock: Superblock, how: How) -> Superblock {
+    fn another(&self, superblock: &Superblock, how: How) -> Superblock {
         let devices = self.disks.len() as u32;
         if how == How::OfAnotherDevice && devices > 1 {
             let device = (superblock.device + 1) % devices;
-            return Superblock { device, ..superblock };
+            return Superblock { device, ..*superblock };
         }
-        Superblock { pool: !superblock.pool, ..superblock }
+        Superblock { pool: !superblock.pool, ..*superblock }
     }
 
     fn look_at_harm(&mut self, done: &Done, by_repair: bool) -> Check {

@@ -1,5 +1,5 @@
-//! `calibrate`: the depth at which a pool's devices are fast. `format --calibrate` shows its
-//! measurements as this does.
+//! `calibrate`: the depth at which a pool's devices are fast, and which of them are slow. `format
+//! --calibrate` shows its measurements as this does.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use tidelog_command_line::FormatExit;
 use tidelog_device_safety::{NamedDevice, System};
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::inspect::inspect;
-use tidelog_engine::pool::{CalibrateProgress, Calibration, Measurement, Pool};
+use tidelog_engine::pool::{CalibrateProgress, Calibration, DeviceRate, Measurement, Pool};
 
 use super::table::TextTable;
 use super::wipe::refuse_users;
@@ -52,11 +52,22 @@ pub(super) fn text(found: &Calibration) -> String {
         table.row(&[chunk.to_string(), depth.to_string(), rate(write), rate(read)]);
     }
     let mut text = table.render(0);
+    let slow = found.slow();
+    for (place, DeviceRate { write, read }) in found.devices.iter().enumerate() {
+        let how = if slow.contains(&place) { ": SLOW beside the others" } else { "" };
+        let [write, read] = [write, read].map(|rate| rate / 1e9);
+        let _ = writeln!(text, "device {place}: {write:.3} GB/s written, {read:.3} read{how}");
+    }
     let (unit, depth) = (found.stripe_unit, found.depth);
     let _ = writeln!(
         text,
         "stripe unit {unit}, depth {depth}: the smallest that reach 97 % of the best; the depth was stored"
     );
+    if found.is_shared_out() {
+        text.push_str(
+            "new segments are shared out by these rates: faster devices get more of them\n",
+        );
+    }
     text
 }
 
@@ -69,9 +80,15 @@ pub(super) fn json(found: &Calibration) -> Value {
             "read_bytes_per_second": it.read,
         })
     });
+    let devices = found
+        .devices
+        .iter()
+        .map(|it| json!({ "write_bytes_per_second": it.write, "read_bytes_per_second": it.read }));
     json!({
         "stripe_unit": found.stripe_unit.0,
         "depth": found.depth,
+        "devices": devices.collect::<Vec<_>>(),
+        "slow": found.slow(),
         "measurements": measurements.collect::<Vec<_>>(),
     })
 }

@@ -114,6 +114,7 @@ fn options(args: &FormatArgs, targets: &[NamedDevice]) -> FormatOptions {
         sparse: args.sparse,
         pool_id: None,
         copies: args.copies,
+        rates: None,
     }
 }
 

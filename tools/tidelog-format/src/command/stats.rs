@@ -97,6 +97,14 @@ impl Health<'_> {
                 tell("device_critical", place(), format!("{name} says that it needs attention"));
             }
         }
+        let table = superblock.device_table();
+        for (device, usual) in table.rates.slow(table.current_set()) {
+            let name = self.view.devices.iter().find(|it| it.0 == u32::from(device.0));
+            let name = name.map_or_else(|| format!("device {}", device.0), |it| it.1.name.clone());
+            let rate = table.rates.of_device(device);
+            let text = format!("{name} moves {rate} MiB a second, and others {usual}");
+            tell("device_slow", device.0.to_string(), text);
+        }
         for share in &self.view.shares {
             let place = || share.share.to_string();
             for older in &share.older {
@@ -234,6 +242,12 @@ impl Health<'_> {
         page.counter("device_media_errors", "Times that a device could not give back", errors);
         let critical = known(&|it| Some(it.is_critical.into()));
         page.gauge("device_critical", "1 where a device says that it needs attention", critical);
+        let rates = superblock.device_table().rates;
+        let rate = |it: &DeviceHealth| u64::from(rates.of_device(DeviceIndex(it.place as u8)));
+        let rates = self.devices.iter().map(|it| (names(it), rate(it) << 20));
+        let rates = rates.filter(|(_, rate)| *rate > 0);
+        let help = "What calibration measured of a device, reads and writes together";
+        page.gauge("device_rate_bytes_per_second", help, rates);
         let shares = |value: &dyn Fn(&IndexView) -> u64| {
             let read = self.view.shares.iter().filter_map(|it| Some((it, it.index.as_ref().ok()?)));
             let labels = |share: u32| format!("share=\"{share}\"");

@@ -87,6 +87,7 @@ class SessionOptions(ctypes.Structure):
         ("must_exist", _u64),
         ("share_count", _u64),
         ("sparse", _u64),
+        ("degraded", _u64),
     ]
 
 

@@ -79,6 +79,7 @@ complete -c tidelog -n '_shtab_tidelog_using run' -l data-path -xka "auto uring 
 complete -c tidelog -n '_shtab_tidelog_using run' -l buffered -d 'allow a file system without O_DIRECT.'
 complete -c tidelog -n '_shtab_tidelog_using run' -l must-exist -d 'refuse a pool that is not there'
 complete -c tidelog -n '_shtab_tidelog_using run' -l sparse -d 'leave the files of a pool that is made sparse'
+complete -c tidelog -n '_shtab_tidelog_using run' -l degraded -d 'go on where one device of the pool is missing, if the pool was made with two copies'
 complete -c tidelog -n '_shtab_tidelog_using run' -l share -x -d 'share of the pool that this process owns, from 0'
 complete -c tidelog -n '_shtab_tidelog_using run' -l report -xka "(__fish_complete_path (commandline -ct))" -d 'path of an HTML report, written when the block ends.'
 complete -c tidelog -n '_shtab_tidelog_using run' -l stats -xka "(__fish_complete_path (commandline -ct))" -d 'write the figures of the run there, as JSON'

@@ -1,14 +1,17 @@
 //! Kills a process that commits, again and again: `tidelog-crash --runs 1000`.
 
-use std::io::{BufRead, BufReader, Write};
+mod lost;
+
+use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use clap::Parser;
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::{FormatOptions, Pool};
 use tidelog_engine::units::ByteCount;
+use tidelog_tests::commands::kill_commands;
 use tidelog_tests::machine::{LoopDevice, LoopOptions};
 use tidelog_tests::sim::Random;
 use tidelog_tests::victim::{self, Failure, open_options};
@@ -33,6 +36,19 @@ struct Arguments {
     /// Sectors of the loop devices, in bytes: 512 or 4096.
     #[arg(long, default_value_t = 512)]
     sector: u32,
+    /// Kills of commands instead, of `tidelog-format` commands that change a pool's devices: add,
+    /// evacuate, remove and replace, on files. The same command must finish each, and nothing
+    /// durable may be lost.
+    #[arg(long)]
+    commands: Option<u64>,
+    /// Losses of devices instead: one of three loop devices is lost while a process commits tensors
+    /// with two copies. Every commit that had returned must be there without the device, and once
+    /// it is replaced.
+    #[arg(long)]
+    losses: Option<u64>,
+    /// The tool whose commands are killed; by default the one beside this program.
+    #[arg(long)]
+    tool: Option<PathBuf>,
     /// Internal: be the process that is killed, on these devices.
     #[arg(long, hide = true)]
     victim: Option<String>,
@@ -53,9 +69,11 @@ const OPENING_MAX_MICROS: u64 = 60_000;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let ended = match &arguments.victim {
-        Some(devices) => be_the_victim(devices, arguments.next),
-        None => kill_again_and_again(&arguments),
+    let ended = match &arguments {
+        Arguments { victim: Some(devices), next, .. } => be_the_victim(devices, *next),
+        Arguments { commands: Some(kills), .. } => kill_the_tool(&arguments, *kills),
+        Arguments { losses: Some(losses), .. } => lost::lose_devices(&arguments, *losses),
+        _ => kill_again_and_again(&arguments),
     };
     match ended {
         Ok(()) => ExitCode::SUCCESS,
@@ -85,6 +103,18 @@ fn kill_again_and_again(arguments: &Arguments) -> Result<(), Failure> {
     for file in files {
         std::fs::remove_file(file)?;
     }
+    Ok(())
+}
+
+/// Kills commands that change a pool's devices.
+fn kill_the_tool(arguments: &Arguments, kills: u64) -> Result<(), Failure> {
+    let tool = match &arguments.tool {
+        Some(tool) => tool.clone(),
+        None => std::env::current_exe()?.with_file_name("tidelog-format"),
+    };
+    let directory = arguments.directory.join("commands");
+    let figures = kill_commands(&tool, &directory, kills, arguments.seed)?;
+    println!("commands: {figures}");
     Ok(())
 }
 
@@ -137,19 +167,17 @@ fn on_pool(kind: &str, devices: &str, fillers: u64, arguments: &Arguments) -> Re
 /// returned.
 fn live_and_die(devices: &str, next: u64, micros: u64) -> Result<u64, Failure> {
     let mut victim = Victim::start(devices, next)?;
-    let mut told =
-        BufReader::new(victim.0.stdout.take().ok_or("the victim has no output")?).lines();
-    let first = told.next().ok_or("the victim ended before its first commit")??;
+    let (first, told) = victim.first()?;
     std::thread::sleep(Duration::from_micros(micros));
     victim.kill();
-    last_told(told, first.parse()?)
+    last_told(told, first)
 }
 
 /// Starts a victim and kills it whether it has committed anything or not. Returns the last commit
 /// that returned, or 0.
 fn die_while_opening(devices: &str, next: u64, micros: u64) -> Result<u64, Failure> {
     let mut victim = Victim::start(devices, next)?;
-    let told = BufReader::new(victim.0.stdout.take().ok_or("the victim has no output")?).lines();
+    let told = victim.told()?;
     std::thread::sleep(Duration::from_micros(micros));
     victim.kill();
     last_told(told, 0)
@@ -168,6 +196,9 @@ fn last_told(
     Ok(returned)
 }
 
+/// The lines of a victim's output.
+type Told = Lines<BufReader<ChildStdout>>;
+
 struct Victim(Child);
 
 impl Victim {
@@ -175,6 +206,19 @@ impl Victim {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["--victim", devices, "--next", &next.to_string()]).stdout(Stdio::piped());
         Ok(Self(command.spawn()?))
+    }
+
+    /// Returns what it tells.
+    fn told(&mut self) -> Result<Told, Failure> {
+        let output = self.0.stdout.take().ok_or("the victim has no output")?;
+        Ok(BufReader::new(output).lines())
+    }
+
+    /// Waits for its first commit; returns that, and what it tells from then on.
+    fn first(&mut self) -> Result<(u64, Told), Failure> {
+        let mut told = self.told()?;
+        let first = told.next().ok_or("the victim ended before its first commit")??;
+        Ok((first.parse()?, told))
     }
 
     /// SIGKILL: no destructor runs.
