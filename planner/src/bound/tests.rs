@@ -62,6 +62,10 @@ fn a_link_that_loses_rate_both_ways_at_once_takes_longer() {
         let rates = CopyRates { out: Bandwidth(out), back: Bandwidth(back) };
         let bound = with_both_ways(&trace, &machine, FINE, rates).unwrap();
         assert_eq!(bound.relaxation.value(&bound.prices), Ok(bound.time));
+        let costs = GpuCosts { both_ways: Some(rates), ..GpuCosts::free() };
+        let runtime = GpuRuntime { costs, ..GpuRuntime::in_step(Runtime::default()) };
+        let step = simulate_on_gpu(runtime, &trace, &machine, Policy::Lru).unwrap();
+        assert!(step.time >= bound.time, "{} of at least {}", step.time.0, bound.time.0);
         bound.time.0
     };
     let full = lower_bound(&trace, &machine, FINE).unwrap().time.0;
