@@ -32,6 +32,8 @@ FOREIGN |= {
 # Of torch.distributed's DDP and FSDP2, which micro-batches layer by layer reduce and gather with.
 FOREIGN |= {"_autograd_hook", "_comm_ctx", "_fsdp_param_group", "_get_fsdp_state", "_is_root", "_join_config"}
 FOREIGN |= {"_lazy_init", "_module_parameters", "_param_fqn", "_root_post_backward_final_callback", "_state_ctx"}
+# What FSDP2 gathers.
+FOREIGN |= {"_all_gather_result", "_unsharded_param"}
 # What counts storages and says where they are: for the ledger alone to change.
 LEDGERS = {"births", "id", "live", "marked", "peak", "pins", "quiet", "size", "state", "reported"}
 OF_RECORDS = {"id", "pins", "size", "state", "reported"}

@@ -1,9 +1,11 @@
 """A block that goes on from a checkpoint: the same bits, within the budget, or an error that says what is missing."""
 
 import ctypes
+import gc
 import os
 import signal
 import subprocess
+import weakref
 
 import pytest
 import torch
@@ -81,6 +83,17 @@ def test_a_run_goes_on_with_the_same_bits_on_a_pool_without_one_device(tmp_path)
         assert tide.resumed.name == "there"
         assert losses + train(model, optimizer, 2) == expected
     tide.restore()
+
+
+def test_a_block_whose_pool_is_refused_lets_go_of_its_model(tmp_path):
+    model, optimizer = made()
+    missing = str(tmp_path / "missing")
+    with pytest.raises(tidelog.Error, match="does not exist"), offload(model, optimizer, missing, must_exist=True):
+        pass
+    gone = weakref.ref(model), weakref.ref(optimizer)
+    del model, optimizer
+    gc.collect()
+    assert [it() for it in gone] == [None, None]
 
 
 def test_what_it_goes_on_from_is_more_than_its_budget(pool):

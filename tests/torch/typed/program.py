@@ -45,6 +45,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[torc
         data_path="uring",
         buffered=False,
         must_exist=True,
+        degraded=False,
         share=0,
         resume="latest",
         report=Path("step.html"),

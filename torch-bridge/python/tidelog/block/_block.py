@@ -228,6 +228,7 @@ class Tide:
             self._set_write_budget(self._settings.write_budget)
         except BaseException as error:
             self._leave_ranks(error)
+            self._names.forget()
             raise
         _active = self
         ledger = self.ledger

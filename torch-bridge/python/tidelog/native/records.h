@@ -91,7 +91,7 @@ struct Record final : c10::intrusive_ptr_target, Link {
   c10::DataPtr memory;  // the storage's, where this is its owner
   size_t memory_size = 0;  // of a slice
   bool is_owner = false;  // whether this hangs on the storage as the owner of its memory
-  bool is_lent = false;   // whether it is the owner only while the memory is in flight
+  bool is_lent = false;  // whether it is the owner only while the memory is in flight
 
   Ledger* ledger = nullptr;  // null: no block counts it
   int64_t size = 0, present = 0;
