@@ -334,8 +334,8 @@ impl Found<'_> {
     }
 }
 
-/// Returns the number of threads that move tensors: one for each device at most, where the data path
-/// may be opened several times.
+/// Returns the number of threads that move tensors: one for each device at most, where the data
+/// path may be opened several times.
 fn threads(members: &Members, chunk: ByteCount, options: &OpenOptions) -> usize {
     /// Threads in all. Four cores compare more with checksums than a machine's SSDs read.
     const THREADS_MAX: usize = 4;

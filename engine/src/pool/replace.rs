@@ -267,7 +267,7 @@ impl Rebuilding<'_> {
             }
         }
         let total = ByteCount(total);
-        let (begun, mut done) = (Instant::now(), 0);
+        let (began, mut begun, mut done) = (Instant::now(), 0, 0);
         for pool in self.shares {
             let reactor = pool.reactor()?;
             let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
@@ -275,10 +275,11 @@ impl Rebuilding<'_> {
             let groups = targets.iter().flat_map(|target| self.groups(pool, target));
             let mut copying = Copying { reactor, reads: VecDeque::new(), writes: VecDeque::new() };
             for group in groups {
+                begun += group.bytes;
                 copying.begin(group)?;
                 lost.extend(copying.advance(BYTES_IN_FLIGHT, &mut done)?);
                 progress(ReplaceProgress { done: ByteCount(done), total });
-                self.keep_rate(begun, done);
+                self.keep_rate(began, begun);
             }
             lost.extend(copying.advance(0, &mut done)?);
             progress(ReplaceProgress { done: ByteCount(done), total });
@@ -331,10 +332,10 @@ impl Rebuilding<'_> {
         groups
     }
 
-    /// Waits while more was written than the rate allows.
-    fn keep_rate(&self, begun: Instant, done: u64) {
-        let due = ByteCount(done).time_at(self.options.rate);
-        std::thread::sleep(due.saturating_sub(begun.elapsed()));
+    /// Waits while more bytes were begun than the rate allows.
+    fn keep_rate(&self, began: Instant, bytes: u64) {
+        let due = ByteCount(bytes).time_at(self.options.rate);
+        std::thread::sleep(due.saturating_sub(began.elapsed()));
     }
 }
 
