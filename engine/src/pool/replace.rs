@@ -267,7 +267,7 @@ impl Rebuilding<'_> {
             }
         }
         let total = ByteCount(total);
-        let (began, mut begun, mut done) = (Instant::now(), 0, 0);
+        let (start, mut begun, mut done) = (Instant::now(), 0, 0);
         for pool in self.shares {
             let reactor = pool.reactor()?;
             let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
@@ -279,7 +279,7 @@ impl Rebuilding<'_> {
                 copying.begin(group)?;
                 lost.extend(copying.advance(BYTES_IN_FLIGHT, &mut done)?);
                 progress(ReplaceProgress { done: ByteCount(done), total });
-                self.keep_rate(began, begun);
+                self.keep_rate(start, begun);
             }
             lost.extend(copying.advance(0, &mut done)?);
             progress(ReplaceProgress { done: ByteCount(done), total });
@@ -333,9 +333,9 @@ impl Rebuilding<'_> {
     }
 
     /// Waits while more bytes were begun than the rate allows.
-    fn keep_rate(&self, began: Instant, bytes: u64) {
+    fn keep_rate(&self, start: Instant, bytes: u64) {
         let due = ByteCount(bytes).time_at(self.options.rate);
-        std::thread::sleep(due.saturating_sub(began.elapsed()));
+        std::thread::sleep(due.saturating_sub(start.elapsed()));
     }
 }
 

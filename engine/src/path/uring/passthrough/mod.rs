@@ -274,7 +274,7 @@ impl PassthroughPath {
                 self.send(slot);
             } else if let Some(operation) = self.slots.take(slot) {
                 let target = &self.targets[usize::from(device.0)];
-                completions.push(end(operation, &flight, target, &mut self.gate));
+                completions.push(end(operation, &flight, target, &self.gate));
             }
         }
     }
