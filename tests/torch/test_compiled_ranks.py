@@ -30,5 +30,4 @@ def variants():
 def test_compiled_models_have_the_same_bits(tmp_path, mode, name):
     kernels = os.environ["TORCHINDUCTOR_CACHE_DIR"]
     started = [process.start(SCRIPT, rank, 2, tmp_path, mode, name, kernels) for rank in range(2)]
-    for ended in process.finish_all(started):
-        process.assert_done(ended)
+    process.assert_all_done(started)

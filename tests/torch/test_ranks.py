@@ -25,8 +25,7 @@ ranks.main(*sys.argv[1:])
 def run(size, folder, *arguments):
     """Runs a program on `size` ranks. All end, whichever fails."""
     started = [process.start(SCRIPT, rank, size, folder, *arguments) for rank in range(size)]
-    for ended in process.finish_all(started):
-        process.assert_done(ended)
+    process.assert_all_done(started)
 
 
 def variants():
@@ -56,8 +55,7 @@ rank_updates.main(*sys.argv[1:])
 @pytest.mark.parametrize("part", range(2))
 def test_programs_with_updates_at_other_times_have_the_same_bits(tmp_path, mode, part, size):
     started = [process.start(UPDATES, rank, size, tmp_path, mode, part, 2) for rank in range(size)]
-    for ended in process.finish_all(started):
-        process.assert_done(ended)
+    process.assert_all_done(started)
 
 
 ACCUMULATE = """
@@ -70,8 +68,7 @@ rank_accumulate.main(*sys.argv[1:])
 @pytest.mark.parametrize("which", ["usual", pytest.param("more", marks=pytest.mark.slow)])
 def test_micro_batches_that_pass_layer_by_layer_have_the_same_bits(tmp_path, which, size):
     started = [process.start(ACCUMULATE, rank, size, tmp_path, which) for rank in range(size)]
-    for ended in process.finish_all(started):
-        process.assert_done(ended)
+    process.assert_all_done(started)
 
 
 RECOMPUTE = """
@@ -91,8 +88,7 @@ rank_recompute.main(*sys.argv[1:])
 )
 def test_ranks_that_choose_other_regions_have_the_same_bits(tmp_path, which, size):
     started = [process.start(RECOMPUTE, rank, size, tmp_path, which) for rank in range(size)]
-    for ended in process.finish_all(started):
-        process.assert_done(ended)
+    process.assert_all_done(started)
 
 
 CHANGE_LATE = """
@@ -103,8 +99,7 @@ rank_recompute.change_late(*sys.argv[1:])
 
 def test_a_rank_that_changes_its_part_between_the_passes_is_an_error_on_all(tmp_path):
     started = [process.start(CHANGE_LATE, rank, 2, tmp_path) for rank in range(2)]
-    for ended in process.finish_all(started):
-        process.assert_done(ended)
+    process.assert_all_done(started)
 
 
 HOOK = """
@@ -118,8 +113,7 @@ ranks.main_of_hook(*sys.argv[1:])
 )
 def test_communication_hooks_have_the_same_bits(tmp_path, mode, name):
     started = [process.start(HOOK, rank, 2, tmp_path, mode, name) for rank in range(2)]
-    for ended in process.finish_all(started):
-        process.assert_done(ended)
+    process.assert_all_done(started)
 
 
 REDUCER = """

@@ -154,6 +154,12 @@ def finish_all(started, timeout_s=HANGS_SECONDS):
     return ended
 
 
+def assert_all_done(started):
+    """Waits for the ends of scripts that wait for each other, and asserts that each has done all that it should."""
+    for ended in finish_all(started):
+        assert_done(ended)
+
+
 def start(script, *arguments, imports=(), whole_end=False):
     """Starts a script that finds torch, tidelog, World and the bit helpers imported, and its arguments in sys.argv.
     `imports`: modules that take long to import, which many such scripts use. `whole_end`: the interpreter's end also
