@@ -104,9 +104,7 @@ fn index(criterion: &mut Criterion) {
 }
 
 fn start() -> Reactor {
-    let profile =
-        SimProfile { volatile_cache: false, latency_ticks_max: 1, ..SimProfile::default() };
-    let disks = SimDisks(vec![SimDisk::with_profile(ByteCount::mib(64), profile)]);
+    let disks = SimDisks(vec![SimDisk::with_profile(ByteCount::mib(64), SimProfile::plain())]);
     Reactor::start(Box::new(disks), ReactorOptions::default()).expect("simulated disks open")
 }
 

@@ -46,11 +46,9 @@ struct Caller {
 
 impl Caller {
     fn new() -> Self {
-        // In order and without a cache: a disk that does as little as it can, and hardly more than
-        // a processor's cache holds, as what the memory of a disk costs is nobody's business here.
-        let profile =
-            SimProfile { volatile_cache: false, latency_ticks_max: 1, ..SimProfile::default() };
-        let disks = [SimDisk::with_profile(DISK, profile)];
+        // Hardly more than a processor's cache holds, as what the memory of a disk costs is
+        // nobody's business here.
+        let disks = [SimDisk::with_profile(DISK, SimProfile::plain())];
         Pool::format(&disks, &FormatOptions::default()).expect("a fresh disk is formatted");
         let options = OpenOptions {
             verify_reads: false,

@@ -25,9 +25,7 @@ const EACH: u64 = 384 << 20;
 const ROUNDS: usize = 3;
 
 fn disk() -> SimDisk {
-    let profile =
-        SimProfile { volatile_cache: false, latency_ticks_max: 1, ..SimProfile::default() };
-    SimDisk::with_profile(DISK, profile)
+    SimDisk::with_profile(DISK, SimProfile::plain())
 }
 
 /// Makes a pool of `count` disks, full of tensors of `tensor` bytes.

@@ -48,9 +48,7 @@ struct Measured {
 
 impl Load {
     fn new() -> Self {
-        let profile =
-            SimProfile { volatile_cache: false, latency_ticks_max: 1, ..SimProfile::default() };
-        let disks = [(); 3].map(|()| SimDisk::with_profile(DISK, profile));
+        let disks = [(); 3].map(|()| SimDisk::with_profile(DISK, SimProfile::plain()));
         let options = ReactorOptions { staging: ByteCount::mib(16), ..ReactorOptions::default() };
         let provider = Box::new(SimDisks(disks.to_vec()));
         let reactor = Reactor::start(provider, options).expect("simulated disks are opened");

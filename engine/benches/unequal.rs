@@ -38,9 +38,7 @@ struct Load {
 
 impl Load {
     fn new(rates: Option<DeviceRates>) -> Self {
-        let profile =
-            SimProfile { volatile_cache: false, latency_ticks_max: 1, ..SimProfile::default() };
-        let disks = RATES.map(|_| SimDisk::with_profile(DISK, profile));
+        let disks = RATES.map(|_| SimDisk::with_profile(DISK, SimProfile::plain()));
         let segment_size = Some(ByteCount::mib(4));
         let format = FormatOptions { rates, segment_size, ..FormatOptions::default() };
         Pool::format(&disks, &format).expect("blank disks are formatted");

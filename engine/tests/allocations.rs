@@ -44,10 +44,7 @@ const TENSORS: u64 = 64;
 const BYTES: usize = 4096;
 
 fn pool() -> Pool {
-    // Without a cache, and in order: a disk that does as little as it can.
-    let profile =
-        SimProfile { volatile_cache: false, latency_ticks_max: 1, ..SimProfile::default() };
-    let disks = [SimDisk::with_profile(DISK, profile)];
+    let disks = [SimDisk::with_profile(DISK, SimProfile::plain())];
     Pool::format(&disks, &FormatOptions::default()).unwrap();
     let options = OpenOptions { buffers: ByteCount::mib(1), ..OpenOptions::default() };
     Pool::open(&disks, &options).unwrap()

@@ -22,7 +22,7 @@ use super::held::Reading;
 use super::media::{MetadataIo, with_media};
 use super::members::{Member, MemberAccess, Members};
 use super::options::{FormatOptions, OpenOptions};
-use super::reshape::ReshapeError;
+use super::reshape::{ReshapeError, keep_rate};
 use super::scrub::ScrubTarget;
 use super::{Pool, events, pieces, start, superblocks};
 use crate::layout::{Geometry, Superblock, TensorKey, UnfinishedFormat, protective_mbr};
@@ -279,7 +279,7 @@ impl Rebuilding<'_> {
                 copying.begin(group)?;
                 lost.extend(copying.advance(BYTES_IN_FLIGHT, &mut done)?);
                 progress(ReplaceProgress { done: ByteCount(done), total });
-                self.keep_rate(start, begun);
+                keep_rate(self.options.rate, start, begun);
             }
             lost.extend(copying.advance(0, &mut done)?);
             progress(ReplaceProgress { done: ByteCount(done), total });
@@ -330,12 +330,6 @@ impl Rebuilding<'_> {
             group.bytes += length;
         }
         groups
-    }
-
-    /// Waits while more bytes were begun than the rate allows.
-    fn keep_rate(&self, start: Instant, bytes: u64) {
-        let due = ByteCount(bytes).time_at(self.options.rate);
-        std::thread::sleep(due.saturating_sub(start.elapsed()));
     }
 }
 

@@ -32,6 +32,14 @@ pub struct SimProfile {
     pub forced_writes: bool,
 }
 
+impl SimProfile {
+    /// Returns the profile of a disk that does as little as it can: it keeps order, and has no
+    /// cache.
+    pub fn plain() -> Self {
+        Self { volatile_cache: false, latency_ticks_max: 1, ..Self::default() }
+    }
+}
+
 impl Default for SimProfile {
     fn default() -> Self {
         Self {

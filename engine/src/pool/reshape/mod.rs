@@ -148,18 +148,18 @@ impl<Device: MemberSource> Reshaping<'_, Device> {
                 moved += step.copied.0;
                 let done = ByteCount(total.saturating_sub(left()));
                 progress(ReshapeProgress { done, total: ByteCount(total) });
-                self.keep_rate(begun, moved);
+                keep_rate(self.options.rate, begun, moved);
             }
         }
         progress(ReshapeProgress { done: ByteCount(total), total: ByteCount(total) });
         Ok(ByteCount(moved))
     }
+}
 
-    /// Waits while more was moved than the rate allows.
-    fn keep_rate(&self, begun: Instant, moved: u64) {
-        let due = ByteCount(moved).time_at(self.options.rate);
-        std::thread::sleep(due.saturating_sub(begun.elapsed()));
-    }
+/// Waits while more bytes were moved since then than the rate allows.
+pub(super) fn keep_rate(rate: ByteCount, begun: Instant, bytes: u64) {
+    let due = ByteCount(bytes).time_at(rate);
+    std::thread::sleep(due.saturating_sub(begun.elapsed()));
 }
 
 fn close_all(shares: Vec<Pool>) -> Result<(), ReshapeError> {
