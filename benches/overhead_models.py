@@ -23,6 +23,8 @@ MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
     ),
     # Little to compute for each parameter: optimizer state is most of what there is.
     "wide": ({"n_embd": 768, "n_layer": 4, "n_head": 12}, 2, 64),
+    # Less still: for disks that are slow, and for ranks.
+    "short": ({"n_embd": 384, "n_layer": 8, "n_head": 6}, 1, 32),
     "mamba": ({"hidden_size": 64, "num_hidden_layers": 4, "state_size": 16}, 2, 192),
     "rwkv": ({"hidden_size": 256, "attention_hidden_size": 256, "num_hidden_layers": 4, "context_length": 128}, 4, 128),
 }  # fmt: skip
@@ -57,20 +59,26 @@ class GatesModel(nn.Module):
         return x
 
 
-def make(name: str) -> tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], torch.Tensor]]:
-    """A model, its optimizer, and a step, which returns the loss. The same for every caller. With "+checkpointing"
-    behind its name a model computes its layers again in the backward pass."""
+def make(
+    name: str, rank: int = 0, wrap: Callable[[nn.Module], nn.Module] = lambda model: model
+) -> tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], torch.Tensor]]:
+    """A model, its optimizer, and a step, which returns the loss. The same for every caller, but that each rank has a
+    batch of its own. With "+checkpointing" behind its name a model computes its layers again in the backward pass.
+    `wrap`: makes it that of a rank."""
     if name == "gates":
         return make_gates()
     name, _, checkpointing = name.partition("+")
     config, batch, sequence = MODELS[name]
     torch.manual_seed(0)
-    kind = "gpt2" if name in ("wide", "gpt2-124m") else name
+    kind = "gpt2" if name in ("wide", "short", "gpt2-124m") else name
     chosen = transformers.AutoConfig.for_model(kind, **{"vocab_size": VOCABULARY, **config})
     chosen.use_cache = False
     model = transformers.AutoModelForCausalLM.from_config(chosen).train()
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
+    model = wrap(model)
+    if rank:
+        torch.manual_seed(rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     inputs = torch.randint(0, VOCABULARY, (batch, sequence))
 

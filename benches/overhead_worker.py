@@ -4,6 +4,7 @@ Each line of its input is a command, each line of its output the answer, as JSON
 """
 
 import contextlib
+import hashlib
 import json
 import resource
 import sys
@@ -27,8 +28,8 @@ WARM_STEPS_MAX = 60  # before there is a plan, and what is computed again is cho
 class Worker:
     """A program with what surrounds its steps: nothing, a mode that does nothing, or a block."""
 
-    def __init__(self, name: str, compiled: bool = False) -> None:
-        self.model, self.optimizer, self.train = overhead_models.make(name)
+    def __init__(self, name: str, compiled: bool = False, **options: Any) -> None:
+        self.model, self.optimizer, self.train = overhead_models.make(name, **options)
         if compiled:
             self.model.compile()
         self.tide: tidelog.Tide | None = None
@@ -106,6 +107,22 @@ class Worker:
         figures = self.tide.stats()["recompute"] if self.tide else None
         return figures is None or figures["settled"]
 
+    def figures(self) -> dict[str, object]:
+        """Returns the plan, and whether updates ran late or early."""
+        if self.tide is None:
+            return {"plan": None}
+        stats = self.tide.stats()
+        return {key: stats[key] for key in ("plan", "updates", "notices")}
+
+    def digest(self) -> dict[str, object]:
+        """Returns what a wrong byte of parameters or optimizer state would show in."""
+        found = hashlib.sha256()
+        states = (value for state in self.optimizer.state.values() for value in state.values())
+        for each in (*self.model.parameters(), *states):
+            tensor = getattr(each, "_local_tensor", each).detach()
+            found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        return {"digest": found.hexdigest()}
+
     def plan_inputs(self, trace: str) -> dict[str, object]:
         """Writes the trace that the plan was made for; returns the machine, as `tidelog-plan` reads it."""
         plan = self.tide.stats()["plan"] if self.tide else None
@@ -141,7 +158,10 @@ def counted(name, function, counts):
 
 def main() -> None:
     torch.set_num_threads(int(sys.argv[2]))
-    worker = Worker(sys.argv[1], compiled="compiled" in sys.argv[3:])
+    serve(Worker(sys.argv[1], compiled="compiled" in sys.argv[3:]))
+
+
+def serve(worker: Worker) -> None:
     with worker.open:
         for line in sys.stdin:
             command, arguments = json.loads(line)
