@@ -2,7 +2,7 @@
 
 use super::{PART_UNIT, parts_at};
 use crate::cost::Machine;
-use crate::trace::{Identity, PlanStorage, Storage, Trace};
+use crate::trace::{Identity, PlanStorage, REMADE_FROM, Storage, Trace};
 use crate::units::{ByteRange, Bytes};
 use std::collections::BTreeMap;
 
@@ -34,7 +34,12 @@ impl Cuts {
     /// larger than this.
     pub fn into_parts_of(trace: &Trace, largest: Bytes) -> Self {
         let mut cuts = Self::default();
-        let can_move = |storage: &Storage| storage.movable && storage.identity != Identity::Arrival;
+        let is_made = |storage: &Storage| match storage.identity {
+            Identity::Name(_) => true,
+            Identity::Output { slot, .. } => slot < REMADE_FROM,
+            Identity::Arrival => false,
+        };
+        let can_move = |storage: &Storage| storage.movable && is_made(storage);
         for (index, storage) in trace.storages.iter().enumerate().filter(|(_, one)| can_move(one)) {
             let mut length = storage.size.0;
             while length > largest.0.max(PART_UNIT) {

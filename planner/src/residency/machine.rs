@@ -266,6 +266,14 @@ impl Residency {
         true
     }
 
+    /// A storage that was empty is filled, which is what the schedule has as made at this place.
+    pub fn filled(&mut self, id: StorageId, (op, slot): (OpIndex, u16)) {
+        let follow = self.follow.as_ref().filter(|follow| follow.in_sync());
+        if let Some(plan) = follow.and_then(|follow| follow.table.born_at(op, slot)) {
+            self.bind(plan, id);
+        }
+    }
+
     /// A step begins. With a schedule it is in sync until shown otherwise.
     pub fn step_begin(&mut self) {
         self.abandon();

@@ -122,6 +122,10 @@ pub struct Use {
     pub previous: bool,
 }
 
+/// Output slots from here on are no op's own: storages that were empty, and are filled after it and
+/// before the next op. They move whole.
+pub const REMADE_FROM: u16 = 1 << 15;
+
 /// A storage made by an op. Being born modifies: there are bytes that no copy holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

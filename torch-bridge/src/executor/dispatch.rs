@@ -393,10 +393,14 @@ impl Executor {
     /// A storage has another size.
     pub(super) fn resized(&mut self, storage: StorageId, size: u64) -> Result<(), ProtocolError> {
         self.check_in_memory(storage)?;
+        let was_empty =
+            self.parts.of(storage).all(|part| self.machine.size(part) == Some(Bytes(0)));
         for (part, size) in self.parts.sizes(storage, size) {
             self.machine.resized(part, Bytes(size))?;
         }
-        self.planning.resized(storage, size);
+        if let Some((op, slot)) = self.planning.resized(storage, was_empty, size) {
+            self.machine.filled(storage, (self.planning.expected_at(op), slot));
+        }
         Ok(())
     }
 

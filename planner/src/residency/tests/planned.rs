@@ -1,7 +1,7 @@
 //! Case by case, with a schedule.
 
 use super::*;
-use crate::trace::PlanStorage;
+use crate::trace::{PlanStorage, REMADE_FROM};
 use crate::units::OpIndex;
 use std::sync::Arc;
 
@@ -59,6 +59,22 @@ pub(super) fn out(machine: &mut Residency, storage: u32) {
     assert_eq!(machine.evict(id(storage)), Ok(OpProgress::Waiting));
     perform(machine);
     assert_eq!(machine.state(id(storage)), Some(StorageState::Evicted));
+}
+
+#[test]
+fn what_is_filled_is_what_the_schedule_has_at_that_place() {
+    let place = (OpIndex(0), REMADE_FROM);
+    let mut parts = parts(3, vec![uses(&[0], false), uses(&[2], false)], vec![]);
+    parts.step.births =
+        vec![ScheduledBirth { op: place.0, slot: place.1, storage: PlanStorage(1) }];
+    let mut machine = planned(30, &[10], parts);
+    machine.born(id(1), Bytes(0), Attributes { movable: true, birth: None });
+    assert_eq!(op(&mut machine, 0, &[reads(0)], 0), OpProgress::Ready);
+    assert_eq!(machine.resized(id(1), Bytes(10)), Ok(()));
+    machine.filled(id(1), (place.0, REMADE_FROM + 1));
+    assert_eq!(machine.planned_as(id(1)), None);
+    machine.filled(id(1), place);
+    assert_eq!(machine.planned_as(id(1)), Some(PlanStorage(1)));
 }
 
 #[test]

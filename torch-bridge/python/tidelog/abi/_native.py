@@ -325,6 +325,12 @@ class Session:
         self._library.tide_session_plan(self._flushed(), ctypes.byref(due), ctypes.byref(count))
         return ctypes.string_at(due, count.value) if count.value else b""
 
+    def looks_at_regions(self) -> None:
+        """Says that regions will be chosen: a storage is the same one in all of a step, also where it is emptied between
+        two runs of a region, and filled again.
+        """
+        self._library.tide_session_same_writes(self._flushed(), None, 0)
+
     def choose_regions(
         self, regions: Sequence[tuple[int, int, int, int]], same: Sequence[tuple[int, int]] = ()
     ) -> None:

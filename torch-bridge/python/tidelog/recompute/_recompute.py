@@ -113,6 +113,8 @@ class Recompute:
         """Begins a step. Returns what is to see its ops, if it is looked at."""
         if self._phase is _Phase.CHOOSES:
             self._take_choice()
+        if self._phase is _Phase.LOOKS:
+            self._session.looks_at_regions()
         self._choosable.begin_step()
         return self._choosable.saw if self._regions.looks else None
 

@@ -16,6 +16,7 @@ mod profile;
 mod profile_tests;
 mod rates;
 mod regions;
+mod remade;
 mod search;
 mod simulated;
 
@@ -44,6 +45,7 @@ use held_back::HeldBack;
 use last_step::{ExpectedStep, LastStep};
 use profile::{Profile, Profiled};
 use regions::{ChoiceTask, RegionChoice};
+use remade::FillPlace;
 use search::{Attempt, Occasion, PlanSearch, PlanTask};
 
 pub(super) use links::LinkRates;
@@ -84,6 +86,8 @@ pub(super) struct Planning {
     same_writes: Vec<SameWrites>,
     /// The step that has just ended, if it was recorded.
     last_step: Option<LastStep>,
+    /// The place at which what was empty is filled.
+    fill_place: FillPlace,
     /// Expected steps until there is a plan.
     expected: Option<ExpectedStep>,
     /// The first plan is not taken over yet, though it is ready.
@@ -120,6 +124,7 @@ impl Planning {
             choice: None,
             same_writes: Vec::new(),
             last_step: None,
+            fill_place: FillPlace::default(),
             expected: None,
             holds_first: false,
             replans: 0,
@@ -168,8 +173,16 @@ impl Planning {
         self.profile.born(storage, size, place);
     }
 
-    pub(super) fn resized(&mut self, storage: StorageId, size: u64) {
-        self.profile.resized(storage, size);
+    /// A storage has another size. Returns the place at which it is filled, if it was empty.
+    pub(super) fn resized(
+        &mut self,
+        storage: StorageId,
+        was_empty: bool,
+        size: u64,
+    ) -> Option<(OpIndex, u16)> {
+        let place = if was_empty && size != 0 { self.fill_place.next() } else { None };
+        self.profile.resized(storage, was_empty, size, place);
+        place
     }
 
     pub(super) fn died(&mut self, storage: StorageId) {
@@ -188,6 +201,7 @@ impl Planning {
         step: u64,
     ) {
         self.profile.step_begins();
+        self.fill_place = FillPlace::default();
         let last_step = self.last_step.take();
         if self.planned.is_none() {
             machine.desync(); // a step that was expected was not planned: nobody has to be told
@@ -233,6 +247,7 @@ impl Planning {
         (name, uses): (&str, &[OpUse]),
     ) -> OpIndex {
         self.profile.op_begins(index, name, fingerprint, uses);
+        self.fill_place.op_begins(index);
         if let Some(expected) = &mut self.expected {
             expected.op_begins(index, fingerprint);
         }
@@ -377,8 +392,9 @@ impl Planning {
     }
 
     /// Names ops of the step that the plan is for that write the same bytes, for the next choice of
-    /// regions.
+    /// regions. It compares what their runs read by the storages.
     pub(super) fn same_writes(&mut self, same: Vec<SameWrites>) {
+        self.profile.keep_storages();
         self.same_writes = same;
     }
 

@@ -16,6 +16,7 @@ use tidelog_planner::trace::{
 use tidelog_planner::units::{Bytes, Nanos, OpIndex};
 
 use super::held_back::difference;
+use super::remade::{FilledTime, Remade};
 use crate::executor::storages::{Description, Storages};
 
 /// A storage as the recorder sees it.
@@ -50,6 +51,12 @@ pub(super) struct Profile {
     /// Died during the step: their facts are needed until it ends.
     died: FxHashMap<StorageId, Seen>,
     alive_at_begin: Vec<StorageId>,
+    /// True if a storage is one in all of a step, also where that empties and fills it.
+    keeps_storages: bool,
+    /// Storages that the step has emptied and filled.
+    remade: Remade,
+    /// The storages whose times have numbers of their own in the step's ops, by these.
+    filled: FxHashMap<StorageId, StorageId>,
     /// Trace of the last step, if it was recorded to its end.
     last: Option<Arc<Trace>>,
     /// Storages that the step before used, if it was recorded.
@@ -72,6 +79,11 @@ pub(super) struct Profiled {
 impl Profile {
     pub(super) fn new(recording: bool) -> Self {
         Self { recording, ..Self::default() }
+    }
+
+    /// Has a storage be one in all of a step, also where that empties and fills it.
+    pub(super) fn keep_storages(&mut self) {
+        self.keeps_storages = true;
     }
 
     /// Records no more steps: there is a plan, or there will be none.
@@ -98,6 +110,8 @@ impl Profile {
         self.used_before.extend(uses.map(|used| used.storage));
         self.ops.clear();
         self.died.clear();
+        self.remade.clear();
+        self.filled.clear();
         self.alive_at_begin.clear();
         self.alive_at_begin.extend(self.storages.keys().copied());
         self.alive_at_begin.sort_unstable();
@@ -115,9 +129,26 @@ impl Profile {
         self.storages.entry(storage).or_insert(Seen { size, born, since: self.step });
     }
 
-    pub(super) fn resized(&mut self, storage: StorageId, size: u64) {
-        if let Some(seen) = self.storages.get_mut(&storage) {
-            seen.size = seen.size.max(size);
+    /// A storage has another size. `place`: at which it is filled, if it was empty.
+    pub(super) fn resized(
+        &mut self,
+        storage: StorageId,
+        was_empty: bool,
+        size: u64,
+        place: Option<(OpIndex, u16)>,
+    ) {
+        let Some(seen) = self.storages.get_mut(&storage) else { return };
+        seen.size = seen.size.max(size);
+        if self.recording && self.in_step {
+            match (was_empty, size == 0) {
+                (true, false) => self.remade.filled(storage, size, place),
+                (false, true) => {
+                    let after = self.ops.len().checked_sub(1);
+                    self.remade.emptied(storage, after.map(|op| OpIndex(op as u32)));
+                }
+                (false, false) => self.remade.grows(storage, size),
+                (true, true) => {}
+            }
         }
     }
 
@@ -126,6 +157,7 @@ impl Profile {
             && self.in_step
             && self.recording
         {
+            self.remade.died(storage);
             self.died.insert(storage, seen);
             if let Some(op) = self.ops.last_mut() {
                 op.deaths.push(storage);
@@ -210,8 +242,39 @@ impl Profile {
         bindings.iter().filter(|(_, bound)| before(bound)).map(|(storage, _)| *storage).collect()
     }
 
+    /// Gives each time from when a storage was filled until it was empty a number in the ops.
+    fn divide_times(&mut self) {
+        for (storage, times) in self.remade.take() {
+            let ends = |time: &FilledTime| time.born.0.0 as usize..=time.died.0 as usize;
+            if times.iter().map(ends).any(|ops| self.ops.get(ops).is_none_or(<[_]>::is_empty)) {
+                continue; // of ops that raised
+            }
+            for time in &times {
+                let (&FilledTime { number, born: (op, slot), size, .. }, ops) = (time, ends(time));
+                for used in &mut self.ops[ops.clone()][1..] {
+                    for touched in used.uses.iter_mut().filter(|it| it.storage == storage) {
+                        touched.storage = number;
+                    }
+                }
+                self.ops[*ops.start()].births.push((number, slot));
+                self.ops[*ops.end()].deaths.push(number);
+                let born = Some((self.step, op, slot));
+                self.died.insert(number, Seen { size, born, since: self.step });
+                self.filled.insert(number, storage);
+            }
+            // An op that uses what is empty moves nothing.
+            for op in &mut self.ops {
+                op.uses.retain(|used| used.storage != storage);
+            }
+        }
+    }
+
     /// Takes the ops' names with it, which nobody asks for again.
     fn make_trace(&mut self, live: &Storages) -> (Trace, Vec<(PlanStorage, StorageId)>) {
+        if !self.keeps_storages {
+            self.divide_times();
+        }
+        let divided: FxHashSet<_> = self.filled.values().copied().collect();
         let mut recorded = std::mem::take(&mut self.ops);
         let mut names = Names {
             profile: self,
@@ -232,7 +295,7 @@ impl Profile {
             // Idle all step long, but known by name: it still takes memory. What has neither a name
             // nor a use (a list of losses that grows) is left to the machine, which evicts it
             // first.
-            if live.describe(storage).name.is_some() {
+            if live.describe(storage).name.is_some() && !divided.contains(&storage) {
                 names.meaning(storage);
             }
         }
@@ -274,7 +337,8 @@ impl Names<'_> {
     fn find_meaning(&mut self, storage: StorageId) -> Meaning {
         let profile = self.profile;
         let seen = profile.storages.get(&storage).or_else(|| profile.died.get(&storage));
-        let Description { name, kind, movable } = self.live.describe(storage);
+        let filled = profile.filled.get(&storage).copied();
+        let Description { name, kind, movable } = self.live.describe(filled.unwrap_or(storage));
         let size = Bytes(seen.map_or(0, |seen| seen.size));
         let born = seen.and_then(|seen| seen.born);
         let in_this_step = born.is_some_and(|(step, ..)| step == profile.step);

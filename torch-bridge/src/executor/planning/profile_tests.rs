@@ -1,7 +1,9 @@
 //! Tests of alike steps, and of storages that are known again in the next.
 
+use std::collections::BTreeSet;
+
 use tidelog_planner::residency::{OpUse, StorageId};
-use tidelog_planner::trace::{Identity, Storage, StorageKind};
+use tidelog_planner::trace::{Identity, REMADE_FROM, Storage, StorageKind};
 use tidelog_planner::units::OpIndex;
 
 use super::profile::{Profile, Profiled};
@@ -59,6 +61,16 @@ impl Program {
         self.storages.died(storage);
     }
 
+    /// A storage that was empty is filled.
+    fn fill(&mut self, storage: StorageId) {
+        let place = (OpIndex(self.op - 1), REMADE_FROM);
+        self.profile.resized(storage, true, 64, Some(place));
+    }
+
+    fn empty(&mut self, storage: StorageId) {
+        self.profile.resized(storage, false, 0, None);
+    }
+
     /// Ends a step; returns the profile, or why none can be made.
     fn end(&mut self) -> Result<Profiled, String> {
         let profiled = self.profile.step_ends(true, &self.storages).expect("steps are recorded")?;
@@ -92,6 +104,60 @@ fn a_batch_that_is_fetched_ahead_and_let_go_late_holds_no_step_back() {
                 assert!(arrives(&trace.storages[storage.0 as usize]));
             }
             assert_eq!(trace.storages.iter().filter(|it| arrives(it)).count(), 2);
+        }
+    }
+}
+
+/// Gathers of FSDP2 do so, for each pass.
+#[test]
+fn what_is_emptied_is_another_storage_each_time_that_it_is_filled() {
+    let mut program = Program::new();
+    let (weight, gathered) = (program.parameter("weight"), program.born(None));
+    program.empty(gathered);
+    for step in 1..=3 {
+        program.begin();
+        for _ in 0..2 {
+            program.op(&[weight]);
+            program.fill(gathered);
+            program.op(&[gathered, weight]);
+            program.empty(gathered);
+            program.op(&[gathered]);
+        }
+        let ended = program.end();
+        if step == 3 {
+            let Profiled { trace, bindings, .. } = ended.expect("steps are alike");
+            let places = [0, 3].map(|op| Identity::Output { op: OpIndex(op), slot: REMADE_FROM });
+            let identities = trace.storages.iter().map(|storage| storage.identity.clone());
+            let weight_too = [Identity::Name("weight".to_owned())].into_iter().chain(places);
+            assert_eq!(BTreeSet::from_iter(identities), BTreeSet::from_iter(weight_too));
+            for (begin, life) in [(0, trace.ops[0].births[0]), (3, trace.ops[3].births[0])] {
+                let [_, uses, empty] = [0, 1, 2].map(|at| &trace.ops[begin + at]);
+                assert_eq!(uses.uses[0].storage, life.storage);
+                assert_eq!(uses.deaths[0].storage, life.storage);
+                assert!(empty.uses.is_empty() && empty.deaths.is_empty());
+            }
+            assert_eq!(bindings.len(), 1, "what is filled is bound when it is");
+        }
+    }
+}
+
+/// Bytes that live on are needed by the next step.
+#[test]
+fn what_is_not_empty_between_steps_is_one_storage() {
+    let mut program = Program::new();
+    let kept = program.born(None);
+    for step in 1..=4 {
+        program.begin();
+        program.op(&[kept]);
+        program.empty(kept);
+        program.op(&[]);
+        program.fill(kept);
+        program.op(&[kept]);
+        let ended = program.end();
+        if step == 4 {
+            let trace = ended.expect("steps are alike").trace;
+            let identities = trace.storages.iter().map(|storage| storage.identity.clone());
+            assert_eq!(identities.collect::<Vec<_>>(), [Identity::Name("unnamed 1".to_owned())]);
         }
     }
 }
