@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup toolchain build build-ahead release-ahead demo test tidy docs docs-links figures lint test-rust sim storm planted \
 	faults fixture crash test-spdk nvme-vm nvme-vm-short recovery test-torch test-ranks test-integrations \
 	test-versions test-slow everywhere models bench bench-ranks compare compare-spdk \
-	compare-training test-compare fuzz loom sanitize aarch64 miri paper gpu-step gpu-walk host-updates pictures gpu gpu-build wheel sdist install uninstall clean
+	compare-training test-compare instructions fuzz loom sanitize aarch64 miri paper gpu-step gpu-walk host-updates pictures gpu gpu-build wheel sdist install uninstall clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -180,6 +180,9 @@ models: setup build ## Programs found elsewhere in 35 % of their memory: bits, b
 
 bench-ranks: setup ## One, two and four ranks on one pool: what they move together, and how fairly
 	cargo bench -q -p tidelog-engine --bench ranks
+
+instructions: setup ## Instructions of an operation by the part of the program, under valgrind's callgrind; ARGUMENTS="--help" says more
+	$(PYTHON) benches/instructions.py $(ARGUMENTS)
 
 bench: setup build ## What the hook, requests and the log cost, as ratios
 	$(PYTHON) benches/hook.py

@@ -5,6 +5,7 @@ mod event;
 #[cfg(loom)]
 #[path = "waker/model.rs"]
 mod event;
+mod readable;
 
 use std::io;
 use std::os::fd::RawFd;
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use event::{Announcement, WakeEvent};
+pub(super) use readable::await_readable;
 
 /// Ends the sleep of the thread that drives a data path; cheap while that thread is awake.
 ///

@@ -1,14 +1,16 @@
 //! One ring of the kernel: entries in, completions out, and sleep meanwhile.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
 use super::super::error::PathError;
 use super::super::kind::PathKind;
+use super::super::waker::await_readable;
 use super::super::{Feature, Waker};
+use super::valgrind;
 use crate::memory::DmaPool;
 use crate::units::ByteCount;
 
@@ -34,6 +36,8 @@ pub(super) struct OwnedRing<S: squeue::EntryMarker, C: cqueue::EntryMarker> {
     waker: Waker,
     /// True if the ring watches the waker.
     watching: bool,
+    /// True under valgrind, where a thread that waits in `io_uring_enter` keeps all others waiting.
+    under_valgrind: bool,
 }
 
 /// The memory registered as fixed buffers.
@@ -53,7 +57,8 @@ impl<S: squeue::EntryMarker + From<squeue::Entry>, C: cqueue::EntryMarker> Owned
             source,
         })?;
         let registered = Registered::default();
-        Ok(Self { ring, fresh: 0, registered, waker, watching: false })
+        let under_valgrind = valgrind::is_there();
+        Ok(Self { ring, fresh: 0, registered, waker, watching: false, under_valgrind })
     }
 
     pub(super) fn register_files(&self, descriptors: &[RawFd]) -> Feature {
@@ -170,6 +175,9 @@ impl<S: squeue::EntryMarker + From<squeue::Entry>, C: cqueue::EntryMarker> Owned
     /// Rings, then sleeps until something has completed, the waker is woken, or the time is up.
     pub(super) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.watch()?;
+        if self.under_valgrind {
+            return self.poll_descriptor(timeout);
+        }
         self.fresh = 0;
         let submitter = self.ring.submitter();
         tolerate(match timeout {
@@ -202,6 +210,13 @@ impl<S: squeue::EntryMarker + From<squeue::Entry>, C: cqueue::EntryMarker> Owned
     pub(super) fn look(&mut self) -> io::Result<()> {
         self.fresh = 0;
         tolerate(self.ring.submit())
+    }
+
+    /// Rings, then sleeps in `poll` on the ring's descriptor, during which other threads run under
+    /// valgrind.
+    fn poll_descriptor(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.look()?;
+        await_readable(self.ring.as_raw_fd(), timeout).map(drop)
     }
 
     /// Has the ring watch the waker's descriptor until it fires.

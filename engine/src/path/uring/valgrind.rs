@@ -5,8 +5,8 @@
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 const RUNNING_ON_VALGRIND: [u64; 6] = [0x1001, 0, 0, 0, 0, 0];
 
-/// Returns whether valgrind runs this process, under which a thread that waits for a ring's
-/// completions keeps all others waiting, so that nobody ends its wait.
+/// Returns whether valgrind runs this process, under which a thread that waits in `io_uring_enter`
+/// keeps all others waiting, so that nobody ends its wait.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn is_there() -> bool {
     let mut answer = 0_u64;

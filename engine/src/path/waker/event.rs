@@ -6,6 +6,8 @@ use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
 
+use super::readable::await_readable;
+
 /// Announcement that a thread is about to sleep. What is written before it is made or taken is seen
 /// by whoever takes or makes it after.
 #[derive(Debug, Default)]
@@ -67,23 +69,6 @@ impl WakeEvent {
 
     /// Sleeps until it is raised or the time is up; returns which.
     pub(super) fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
-        let mut poll = libc::pollfd { fd: self.descriptor(), events: libc::POLLIN, revents: 0 };
-        // To the nanosecond: whoever looks at a GPU's copies naps for much less than the
-        // millisecond that poll counts in.
-        let timeout = timeout.map(|timeout| libc::timespec {
-            tv_sec: timeout.as_secs().try_into().unwrap_or(libc::time_t::MAX),
-            tv_nsec: timeout.subsec_nanos().into(),
-        });
-        let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        // SAFETY: one pollfd and one timespec, which live across the call; without a mask the
-        // thread's own holds.
-        let answer = unsafe { libc::ppoll(&raw mut poll, 1, timeout, std::ptr::null()) };
-        match answer {
-            -1 => match io::Error::last_os_error() {
-                error if error.kind() == io::ErrorKind::Interrupted => Ok(false),
-                error => Err(error),
-            },
-            ready => Ok(ready > 0),
-        }
+        await_readable(self.descriptor(), timeout)
     }
 }
