@@ -138,8 +138,9 @@ class Walk:
             self._ops.define(f"{name}(Tensor anchor, Tensor[] reads, Tensor(a!)[] writes) -> Tensor[]")
 
             def run(anchor, reads, writes):
+                results = [torch.empty(size, dtype=torch.uint8) for size in sizes]
                 self._launch()
-                return [torch.empty(size, dtype=torch.uint8) for size in sizes]
+                return results
 
             def shaped(anchor, reads, writes):
                 return [torch.empty(size, dtype=torch.uint8, device="meta") for size in sizes]
@@ -268,8 +269,9 @@ def main():
                 figures |= {name: count - before[name] for name, count in counts(gpu, tide).items()}
                 steps.append(figures)
                 tide.await_plan()
+            plan = tide.stats()["plan"]
             walk._storages.clear()
-    print(json.dumps({"memory": memory, "peak": peak, "steps": steps}))
+    print(json.dumps({"memory": memory, "peak": peak, "plan": plan, "steps": steps}))
 
 
 if __name__ == "__main__":
