@@ -12,7 +12,7 @@ def folder(tmp_path_factory):
 
 
 def test_a_walk_takes_the_same_whatever_the_machine_does(folder):
-    first, again = (walked("gpt-8", 50, folder, "--steps", 2, "--mode", "reactive")["steps"][-1] for _ in range(2))
+    first, again = (walked("gpt-8", 50, folder, "--mode", "reactive", steps=2)["steps"][-1] for _ in range(2))
     assert abs(first["took_ns"] - again["took_ns"]) < first["took_ns"] / 50
     # The kernels of the trace, by the factor of the H200, and no step is shorter.
     assert first["kernels_ns"] == again["kernels_ns"] and abs(first["kernels_ns"] - 218_400_000) < 1_000_000
@@ -21,7 +21,7 @@ def test_a_walk_takes_the_same_whatever_the_machine_does(folder):
 
 @pytest.mark.slow
 def test_a_planned_step_never_waits_for_all_that_the_gpu_does(folder):
-    walk = walked("gpt-8", 50, folder, "--steps", 9)
+    walk = walked("gpt-8", 50, folder, steps=9)
     steps = [step for step in walk["steps"] if step["phase"] == "planned"]
     assert len(steps) >= 3
     assert sum(step["drains"] for step in steps[-2:]) == 0
