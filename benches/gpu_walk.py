@@ -75,7 +75,9 @@ def tell_steady(steps, bound):
     if not steps:
         return
     took = sorted(step["took_ns"] / bound for step in steps)
-    print(f"{len(steps)} steady steps: {took[0]:.3f} to {took[-1]:.3f} of the bound, half {took[len(took) // 2]:.3f} or less")
+    print(
+        f"{len(steps)} steady steps: {took[0]:.3f} to {took[-1]:.3f} of the bound, half {took[len(took) // 2]:.3f} or less"
+    )
     for told, name in NEVER.items():
         print(f"  {told}: {sum(step[name] for step in steps)}")
 

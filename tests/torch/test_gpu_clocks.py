@@ -206,7 +206,7 @@ def test_memory_of_the_arena_that_is_copied_out_still(gpu, pool):
 
 @in_one_of_some_runs
 def test_a_plan_takes_no_wait_for_memory_for_a_kernel(gpu, pool):
-    """What ops make has memory that is copied out still: their time is that of their kernels alone."""
+    """Ops whose results have memory that is copied out still take the time of their kernels alone."""
     memory = IN_MEMORY * BYTES
     with block(gpu, pool, memory, allocator="arena", host_memory=64 * MIB, mode="auto") as tide:
         kept = made()

@@ -47,14 +47,14 @@ class OpClock {
     runs_ = false;
   }
 
-  // The op's stream does something else from here on.
+  // Stops the op's time: its stream does something else from here on.
   void stop() {
     if (!runs_.load(std::memory_order_relaxed)) return;
     std::lock_guard lock(mutex_);
     if (is_its_stream()) end_part();
   }
 
-  // It goes on with the op.
+  // Goes on with the op.
   void go_on() {
     if (!runs_.load(std::memory_order_relaxed)) return;
     std::lock_guard lock(mutex_);
