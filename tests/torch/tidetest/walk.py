@@ -31,7 +31,7 @@ from tidetest import fake_cuda
 
 ROOT = Path(__file__).resolve().parents[3]
 _GRANULE = 2 << 20
-_SECONDS_MAX, _SECONDS_A_STEP = 240, 5
+_SECONDS_MAX, _SECONDS_A_STEP = 240, 20
 
 
 class _Rates(ctypes.Structure):
