@@ -204,6 +204,28 @@ def test_memory_of_the_arena_that_is_copied_out_still(gpu, pool):
         kept.clear()
 
 
+@in_one_of_some_runs
+def test_a_plan_takes_no_wait_for_memory_for_a_kernel(gpu, pool):
+    """Ops whose results have memory that is copied out still take the time of their kernels alone."""
+    memory = IN_MEMORY * BYTES
+    with block(gpu, pool, memory, allocator="arena", host_memory=64 * MIB, mode="auto") as tide:
+        kept = made()
+
+        def make(place):
+            kept[place] = torch.full((BYTES // 4,), 1.0)
+
+        gpu.kernels.nanoseconds = KERNEL_NS // 4
+        gpu.library.fake_clock(True, COPY_NS, 50000)
+        for _ in range(8):
+            steps(gpu, tide, range(TENSORS), make, count=1)
+            tide.await_plan()
+        stats = tide.stats()
+        assert stats["gpu_memory"]["arena"]["stream_waits"] > TENSORS // 2
+        kernels = stats["plan"]["ops"] * gpu.kernels.nanoseconds
+        assert 0.5 * kernels < stats["plan"]["compute_ns"] < 2 * kernels, stats["plan"]
+        kept.clear()
+
+
 def test_the_report_draws_both_clocks(gpu, pool, tmp_path):
     with block(gpu, pool, IN_MEMORY * BYTES, host_memory=64 * MIB) as tide:
         steps(gpu, tide, made())

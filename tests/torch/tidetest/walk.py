@@ -31,7 +31,7 @@ from tidetest import fake_cuda
 
 ROOT = Path(__file__).resolve().parents[3]
 _GRANULE = 2 << 20
-_SECONDS_MAX = 240
+_SECONDS_MAX, _SECONDS_A_STEP = 240, 20
 
 
 class _Rates(ctypes.Structure):
@@ -43,7 +43,7 @@ class _Rates(ctypes.Structure):
     ]
 
 
-def walked(name, percent, folder, *words):
+def walked(name, percent, folder, *words, steps=3):
     """Returns the figures of a walk of planner/traces/`name`, with this percentage of the step's peak as memory."""
     folder = Path(folder)
     built, guard = _built(folder)
@@ -53,9 +53,11 @@ def walked(name, percent, folder, *words):
         fake_cuda.build_guard(folder)
     paths = [str(ROOT / "torch-bridge" / "python"), str(ROOT / "tests" / "torch")]
     environment = os.environ | {"LD_PRELOAD": str(built), "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tidetest.walk", name, str(percent), str(folder), *map(str, words)]
+    command = [sys.executable, "-m", "tidetest.walk", name, str(percent), str(folder), "--steps", str(steps)]
+    command += map(str, words)
+    seconds = _SECONDS_MAX + _SECONDS_A_STEP * steps
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=_SECONDS_MAX, check=False, cwd=folder
+        command, env=environment, capture_output=True, text=True, timeout=seconds, check=False, cwd=folder
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -138,8 +140,9 @@ class Walk:
             self._ops.define(f"{name}(Tensor anchor, Tensor[] reads, Tensor(a!)[] writes) -> Tensor[]")
 
             def run(anchor, reads, writes):
+                results = [torch.empty(size, dtype=torch.uint8) for size in sizes]
                 self._launch()
-                return [torch.empty(size, dtype=torch.uint8) for size in sizes]
+                return results
 
             def shaped(anchor, reads, writes):
                 return [torch.empty(size, dtype=torch.uint8, device="meta") for size in sizes]
@@ -207,12 +210,15 @@ COUNTS = {
     "requests": lambda gpu: gpu.guard.guard_requests(),
     "host_waits": lambda gpu: gpu.guard.guard_waits(),
 }
-ARENA = ("stream_waits", "host_waits", "declined")
+ARENA = ("stream_waits", "host_waits", "declined", "made")
+MEMORY = ("out_of_memory", "trims")
 
 
 def counts(gpu, tide):
-    arena = tide.stats()["gpu_memory"]["arena"]
+    memory = tide.stats()["gpu_memory"]
+    arena = memory["arena"]
     counted = {name: count(gpu) for name, count in COUNTS.items()}
+    counted |= {name: memory[name] for name in MEMORY}
     counted |= {f"arena_{name}": arena[name] for name in ARENA}
     return counted | {"remapped": arena["remapped"] // _GRANULE}
 
@@ -269,8 +275,9 @@ def main():
                 figures |= {name: count - before[name] for name, count in counts(gpu, tide).items()}
                 steps.append(figures)
                 tide.await_plan()
+            plan = tide.stats()["plan"]
             walk._storages.clear()
-    print(json.dumps({"memory": memory, "peak": peak, "steps": steps}))
+    print(json.dumps({"memory": memory, "peak": peak, "plan": plan, "steps": steps}))
 
 
 if __name__ == "__main__":

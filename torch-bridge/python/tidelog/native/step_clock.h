@@ -22,6 +22,8 @@
 #include <string>
 #include <vector>
 
+#include "op_clock.h"
+
 namespace tidelog {
 
 class StepClock {
@@ -53,19 +55,25 @@ class StepClock {
 
   bool is_on() const { return is_on_.load(std::memory_order_relaxed); }
 
-  // Scope in which this is what the stream does; behind it that is again what it was.
+  // Scope in which this is what the stream does; behind it that is again what it was. It is nothing of a profiled op.
   class Marked {
    public:
-    explicit Marked(uint32_t cause) {
+    explicit Marked(uint32_t cause) : is_op_(cause == TIDE_TIME_KERNELS) {
+      if (!is_op_) OpClock::it().stop();
       if (it().is_on()) before_ = it().mark(cause);
     }
     Marked(const Marked&) = delete;
     Marked& operator=(const Marked&) = delete;
     ~Marked() {
+      try {
+        if (!is_op_) OpClock::it().go_on();
+      } catch (...) {  // the GPU has failed: the next op says so
+      }
       if (before_) it().mark_if_it_works(*before_);
     }
 
    private:
+    const bool is_op_;
     std::optional<uint32_t> before_;
   };
 

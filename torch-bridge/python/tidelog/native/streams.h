@@ -154,6 +154,7 @@ class DeviceStreams final : public Streams {
 
   void forget_copies() override {
     StepClock::it().forget_in_child();
+    OpClock::it().forget_in_child();
     new std::vector(std::exchange(copies_, {}));  // never destroyed: the events are the parent's, too
   }
 
@@ -182,28 +183,14 @@ class DeviceStreams final : public Streams {
     if (EventPtr event = after(); known_.size() > 1) event->block(here);
   }
 
-  void op_begins(int64_t index) override {
-    if (static_cast<size_t>(index) < timed_.size()) timed_.erase(timed_.begin() + index, timed_.end());
-    timed_.emplace_back(device_.type());
-    timed_.back().begin.record(guard_.getStream(device_));
-  }
+  void op_begins(int64_t index) override { OpClock::it().begin(static_cast<size_t>(index), device_); }
 
-  void op_ran() override {
-    if (timed_.empty()) return;
-    timed_.back().end.record(guard_.getStream(device_));
-    timed_.back().ran = true;
-  }
+  void op_ran() override { OpClock::it().end(); }
 
   std::vector<int64_t> durations() override {
-    std::vector<Timed> timed = std::exchange(timed_, {});
-    {
-      WithoutGil unlocked;
-      guard_.synchronizeDevice(device_.index());
-    }
-    std::vector<int64_t> nanoseconds;
-    for (const Timed& each : timed)
-      nanoseconds.push_back(each.ran ? static_cast<int64_t>(each.begin.elapsedTime(each.end) * 1e6) : 0);
-    return nanoseconds;
+    WithoutGil unlocked;
+    guard_.synchronizeDevice(device_.index());
+    return OpClock::it().durations();
   }
 
   void clock_begins() override { StepClock::it().begin(device_); }
@@ -237,13 +224,6 @@ class DeviceStreams final : public Streams {
     return event_on(*joining_);
   }
 
-  struct Timed {
-    explicit Timed(c10::DeviceType type)
-        : begin(type, c10::EventFlag::BACKEND_DEFAULT), end(type, c10::EventFlag::BACKEND_DEFAULT) {}
-    c10::Event begin, end;
-    bool ran = false;
-  };
-
   const c10::Device device_;
   const c10::impl::VirtualGuardImpl guard_;
   std::vector<c10::Stream> known_;  // every stream that an op was launched on
@@ -251,7 +231,6 @@ class DeviceStreams final : public Streams {
   bool have_grown_ = false;
   std::optional<c10::Stream> joining_;
   std::vector<EventPtr> copies_;  // in the order in which they were asked for
-  std::vector<Timed> timed_;
 };
 
 }  // namespace tidelog
