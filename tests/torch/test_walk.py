@@ -20,7 +20,7 @@ def test_a_walk_takes_the_same_whatever_the_machine_does(folder):
     link, costs = first["host_link"], Costs()
     for way, name in (("read", "link_back"), ("write", "link_out")):
         assert link[way]["from"] == "self-test"
-        assert link[way]["bytes_per_second"] == pytest.approx(costs[name] * 1e9, rel=0.01)
+        assert link[way]["bytes_per_second"] == pytest.approx(costs[name] * 1e9, rel=0.05)  # each copy begins late
     assert first["took_ns"] > first["kernels_ns"] and first["requests"] > 100 and first["host_bytes"] > 1 << 30
 
 
