@@ -539,6 +539,9 @@ impl PoolLife {
         all.push(new.clone());
         let mut options = ReplaceOptions::default();
         for attempt in 0.. {
+            if self.random.chance(3) && self.replace_in_use(&new, &options)? {
+                break;
+            }
             let is_killed = attempt < 6 && !self.random.chance(4);
             if is_killed {
                 let (nth, cut) = (self.random.below(40 << attempt), self.cut());
@@ -553,11 +556,7 @@ impl PoolLife {
                 Err(error) => return Err(format!("attempt {attempt} to replace: {error}")),
             }
             never_cut(&all);
-            if self.random.chance(2) {
-                if self.replace_in_use(&new, &options)? {
-                    break;
-                }
-            } else if self.random.chance(3) {
+            if self.random.chance(3) {
                 // The pool is used without it meanwhile, which may leave it behind once it was
                 // whole.
                 options.overwrite = true;
@@ -594,6 +593,11 @@ impl PoolLife {
         if !matches!(done, Ok(true)) {
             (self.disks[lost], self.missing) = (old, Some(lost));
         }
+        if matches!(done, Ok(false)) {
+            // Without it all that had returned is there, too.
+            self.open()?;
+            self.close()?;
+        }
         done
     }
 
@@ -607,7 +611,7 @@ impl PoolLife {
         let mut rebuild = rebuild.ok_or("nothing is made again")?;
         let is_killed = self.random.chance(2);
         while rebuild.step().map_err(text)?.is_some() {
-            if is_killed && self.random.chance(3) {
+            if is_killed && self.random.chance(2) {
                 self.figures.kills_in_use += 1;
                 drop((rebuild, pool));
                 self.crash();
