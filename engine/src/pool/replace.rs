@@ -197,7 +197,8 @@ fn prepare<Device: MemberSource>(
     }
     let mut member = Member::open(new, others.len(), &access).map_err(FormatError::from)?;
     let is_its = |it: &Superblock| it.is_of_the_same_pool(&newest) && it.device == place;
-    let found = member.superblock().ok().filter(is_its);
+    // A larger device has its second copy where only the others can say.
+    let found = member.superblock_beside(&[geometry]).ok().filter(is_its);
     let newer = found.filter(|found| found.generation > newest.generation).unwrap_or(newest);
     if found.is_some() && newer.missing.is_empty() && is_as_new(&members, &member, &newest) {
         // The others were never without it, or are no more.
