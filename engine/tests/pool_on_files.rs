@@ -142,7 +142,8 @@ fn a_pool_on_files_keeps_house_by_itself_and_gives_its_share_back_at_once() {
     Pool::format(&specs, &small()).unwrap();
     let content = |id: u128| vec![id as u8; 20_000];
     for _ in 0..5 {
-        let housekeeping = Some(Housekeeping { scrub_rate: ByteCount::mib(64) });
+        let housekeeping =
+            Some(Housekeeping { scrub_rate: ByteCount::mib(64), ..Housekeeping::default() });
         let pool = Pool::open(&specs, &OpenOptions { housekeeping, ..quick() }).unwrap();
         let capacity = pool.description().capacity.0;
         // Three times what fits; of each three, one lives on for a while.

@@ -15,6 +15,7 @@ fn lives_with_a_lost_device_lose_nothing_durable() {
     let ReshapeFigures { added, evacuated, removed, kills, .. } = all.reshapes;
     assert!(added > 5 && evacuated > 5 && removed > 5, "{all:?}");
     assert!(kills.add > 0 && kills.evacuate > 5 && kills.remove > 5, "{all:?}");
+    assert!(all.replaced_in_use > 5 && all.kills_in_use > 2, "{all:?}");
     assert!(all.shared_out > 20, "{all:?}");
     assert!(all.commits > 500 && all.compared > 500, "{all:?}");
 }

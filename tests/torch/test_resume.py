@@ -2,9 +2,11 @@
 
 import ctypes
 import gc
+import json
 import os
 import signal
 import subprocess
+import time
 import weakref
 
 import pytest
@@ -53,6 +55,25 @@ def test_a_killed_run_goes_on_from_its_newest_checkpoint_with_the_same_losses(po
     assert run(pool, 8) == ["begins 4", *expected[4:]]
 
 
+def losing(pool, device):
+    """A training program from under which a device is emptied, with what was offloaded to it."""
+    model, optimizer = made()
+    with offload(model, optimizer, pool) as tide:
+        for loss in train(model, optimizer, 2):
+            print(loss.hex(), flush=True)
+        tide.checkpoint("here")
+        os.truncate(device, 0)
+        train(model, optimizer, 4)
+    print("it was not noticed")
+
+
+def lacking(devices):
+    """Returns the places of the devices that a pool goes on without."""
+    command = [FORMAT, "inspect", *devices, "--output", "json"]
+    said = subprocess.run(command, check=True, capture_output=True).stdout
+    return json.loads(said)["gone_on_without"]
+
+
 def test_a_run_goes_on_with_the_same_bits_on_a_pool_without_one_device(tmp_path):
     names = [str(tmp_path / name) for name in "abc"]
     command = [FORMAT, "format", *names, "--size", "512MiB", "--copies", "2", "--buffered", "--yes"]
@@ -82,6 +103,44 @@ def test_a_run_goes_on_with_the_same_bits_on_a_pool_without_one_device(tmp_path)
     with offload(model, optimizer, f"{names[2]},{tmp_path / 'new'}", degraded=True, resume="latest") as tide:
         assert tide.resumed.name == "there"
         assert losses + train(model, optimizer, 2) == expected
+    tide.restore()
+
+
+def test_a_run_that_loses_a_device_goes_on_from_its_checkpoint_while_another_is_made(tmp_path):
+    names = [str(tmp_path / name) for name in "abc"]
+    command = [FORMAT, "format", *names, "--size", "512MiB", "--copies", "2", "--buffered", "--yes"]
+    subprocess.run(command, check=True, capture_output=True)
+    expected = train(*made(), 6)
+    ran = process.run("from test_resume import losing\nlosing(*sys.argv[1:])", ",".join(names), names[1])
+    assert ran.code == 1 and f"({names[1]})" in ran.err, ran.err
+    assert ran.out.splitlines() == [loss.hex() for loss in expected[:2]]
+    os.remove(names[1])
+    # It goes on with what is left; and once another device is begun, while that is made.
+    model, optimizer = made(seed=99)
+    with offload(model, optimizer, f"{names[0]},{names[2]}", degraded=True, resume="latest") as tide:
+        assert tide.resumed.name == "here"
+        assert train(model, optimizer, 2) == expected[2:4]
+        tide.checkpoint("there")
+    tide.restore()
+    command = [FORMAT, "replace", "1", names[1], names[0], names[2], "--begin", "--buffered", "--yes"]
+    subprocess.run(command, check=True, capture_output=True)
+    model, optimizer = made(seed=98)
+    with offload(model, optimizer, ",".join(names), degraded=True, resume="latest") as tide:
+        assert tide.resumed.name == "there"
+        assert train(model, optimizer, 2) == expected[4:]
+        tide.checkpoint("end")
+        weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+        deadline = time.monotonic() + 60
+        while lacking(names) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert lacking(names) == []
+    tide.restore()
+    # Now another one may go.
+    os.remove(names[0])
+    model, optimizer = made(seed=97)
+    with offload(model, optimizer, f"{names[1]},{names[2]}", degraded=True, resume="latest") as tide:
+        assert tide.resumed.name == "end"
+        assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items())
     tide.restore()
 
 

@@ -94,7 +94,7 @@ impl LogPlace {
     /// Reads nothing of the devices that are `missing`, of which the `absent` ones are not there.
     #[must_use]
     pub const fn without(self, missing: DeviceSet, absent: DeviceSet) -> Self {
-        Self { missing, absent, stripes: self.stripes.without(missing), ..self }
+        Self { missing, absent, stripes: self.stripes.without(missing, absent), ..self }
     }
 
     /// The copies to look at, each named by the device on which it begins.

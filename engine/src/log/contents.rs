@@ -367,6 +367,12 @@ impl Contents {
         kept.filter(move |version| stripes.are_lost(&version.entry.runs))
     }
 
+    /// Versions that are to be kept, durable or held by seals, and were there before this age.
+    pub fn kept_before(&self, age: u64) -> impl Iterator<Item = &Arc<Version>> {
+        let held = self.held_alone().filter_map(|number| self.held(number));
+        self.durable().chain(held).filter(move |version| version.serial < age)
+    }
+
     /// Returns whether anything that the index on the media has, or will have, lies in two copies.
     pub fn has_mirrors(&self) -> bool {
         self.space.has_mirrors()
@@ -481,6 +487,11 @@ impl Contents {
         self.space.retire(runs);
         let runs = runs.into();
         self.retired.entry(serial).or_default().push(Retired { moves, runs, durability });
+    }
+
+    /// Returns the age of what comes next: all versions of now are older.
+    pub fn age(&self) -> u64 {
+        self.last_serial + 1
     }
 
     fn next_serial(&mut self) -> u64 {

@@ -31,8 +31,10 @@ pub struct StripeMap {
     unit_blocks: u64,
     segment_bytes: u64,
     data_offset: u64,
-    /// Devices of which copies are left out.
+    /// Devices of which nothing is read.
     missing: DeviceSet,
+    /// Devices of these to which nothing is written, because they are not there.
+    absent: DeviceSet,
 }
 
 impl StripeMap {
@@ -50,14 +52,22 @@ impl StripeMap {
             segment_bytes: geometry.segment_bytes,
             data_offset: geometry.data_offset,
             missing: DeviceSet::default(),
+            absent: DeviceSet::default(),
         }
     }
 
-    /// Leaves out the copies on these devices: what has another one is there alone. What has one
-    /// copy stays where it is, and cannot be had.
+    /// Leaves out the copies on the devices that are `missing`: what has another one is there
+    /// alone. What has one copy stays where it is, and cannot be had. Those that are not `absent`
+    /// are written all the same: they are to have their copies again.
     #[must_use]
-    pub const fn without(self, missing: DeviceSet) -> Self {
-        Self { missing, ..self }
+    pub const fn without(self, missing: DeviceSet, absent: DeviceSet) -> Self {
+        Self { missing, absent, ..self }
+    }
+
+    /// Returns the map by which tensors are written: with all copies that devices are there for.
+    #[must_use]
+    pub const fn to_write(self) -> Self {
+        Self { missing: self.absent, ..self }
     }
 
     /// Returns whether a part of these runs has no copy but on a device that is missing.

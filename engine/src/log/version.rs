@@ -22,6 +22,13 @@ pub struct Version {
     pub(super) moves: u32,
 }
 
+impl Version {
+    /// Returns the number of the version, which no other one has and moves do not change.
+    pub const fn serial(&self) -> u64 {
+        self.serial
+    }
+}
+
 /// Writes the tensor's name.
 impl fmt::Display for Version {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -50,9 +50,9 @@ impl Pool {
         let mut announced = self.0.announced.lock().unwrap_or_else(PoisonError::into_inner);
         let all = announced.or(features);
         if all != *announced {
-            let PoolDescription { pool, geometry, missing, table, .. } = &self.0.description;
+            let PoolDescription { pool, geometry, .. } = &self.0.description;
             let written = &self.0.shared.written.metadata;
-            let missing = missing.union(table.removed);
+            let missing = self.absent();
             let media = MetadataIo { reactor, written, missing };
             // Those who own other shares may have written them since this one was opened.
             let now = superblocks::read(&media, *pool, geometry, missing)?;

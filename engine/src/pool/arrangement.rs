@@ -49,8 +49,16 @@ pub(super) enum Completeness {
     Whole,
     /// One may be missing.
     Degraded,
-    /// A replacement that is being made is among them.
+    /// One may be missing, or, in a pool of one share, be a replacement that was begun.
+    Usable,
+    /// A replacement that was begun is among them.
     Rebuilding,
+}
+
+impl Completeness {
+    fn allows_absence(self) -> bool {
+        matches!(self, Self::Degraded | Self::Usable)
+    }
 }
 
 /// Puts the devices into stripe order. These names stood for nothing, and may have been of what is
@@ -74,7 +82,7 @@ pub(super) fn arrange_those(
     let absent = (0..geometry.devices as u8).filter(|it| !has(*it)).map(DeviceIndex);
     let missing = absent.collect::<DeviceSet>().without(table.removed);
     let is_needed = !missing.intersection(table.used()).is_empty();
-    refuse_stale(&places, gone_on_without, completeness)?;
+    refuse_stale(&places, gone_on_without, (completeness, geometry.shares))?;
     let names = || places.iter().map(|it| it.member.name()).collect::<Vec<_>>().join(", ");
     match missing.len() {
         0 => (),
@@ -88,7 +96,7 @@ pub(super) fn arrange_those(
                 "the pool has {devices} devices; device {list} is missing{why}"
             )));
         }
-        1 if completeness == Completeness::Degraded => (),
+        1 if completeness.allows_absence() && missing.union(gone_on_without) == missing => (),
         count => {
             return Err(OpenError::Missing {
                 places: listed(missing),
@@ -149,11 +157,11 @@ fn refuse_others(places: &[PlacedMember], newest: &Superblock) -> Result<(), Ope
 }
 
 /// Refuses devices without which the pool has gone on. One that says so of itself is a replacement
-/// that was begun.
+/// that was begun: it is finished by who has all shares.
 fn refuse_stale(
     places: &[PlacedMember],
     gone_on_without: DeviceSet,
-    completeness: Completeness,
+    (completeness, shares): (Completeness, u32),
 ) -> Result<(), OpenError> {
     let is_without =
         |it: &&PlacedMember| gone_on_without.contains(DeviceIndex(it.superblock.device as u8));
@@ -163,6 +171,7 @@ fn refuse_stale(
         match (is_begun, completeness) {
             (false, _) => return Err(OpenError::Stale { device, place }),
             (true, Completeness::Rebuilding) => (),
+            (true, Completeness::Usable) if shares == 1 => (),
             (true, _) => return Err(OpenError::Unreplaced { device, place }),
         }
     }

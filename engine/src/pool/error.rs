@@ -192,7 +192,8 @@ pub enum OpenError {
     /// The device is a replacement on which not all is that should be.
     #[error(
         "{device} is to replace device {place} of the pool and is not complete; give the same \
-         tidelog-format replace again, which finishes it, or leave it out and open the pool degraded"
+         tidelog-format replace again, which finishes it, or open the pool degraded: without it, or, where the \
+         pool has one share, with it, which finishes it meanwhile"
     )]
     Unreplaced {
         /// The device.

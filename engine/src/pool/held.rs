@@ -64,6 +64,12 @@ impl Reading {
         version.is_some().then(|| Self { shared: Arc::clone(shared), version })
     }
 
+    /// Starts a read of a version, where it lies now, if it stands or a seal holds it.
+    pub(super) fn start_kept(shared: &Arc<Shared>, version: &Version) -> Option<Self> {
+        let version = shared.contents().pin_kept(version);
+        version.is_some().then(|| Self { shared: Arc::clone(shared), version })
+    }
+
     /// Starts a read of the tensor that a seal holds under this id.
     pub(super) fn start_sealed(
         shared: &Arc<Shared>,

@@ -1,5 +1,5 @@
-//! Background work of a pool: it reclaims ahead of need, scrubs at a rate, and tells idle block
-//! devices which segments are free.
+//! Background work of a pool: it reclaims ahead of need, makes again what a device had that was
+//! replaced, scrubs at a rate, and tells idle block devices which segments are free.
 //!
 //! One thread does all of it, asleep while there is nothing to do. Each chore is a call of its own,
 //! so that a simulation does them when it says; pools on simulated disks have no such thread.
@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use super::error::{ReclaimError, Unusable};
 use super::options::Housekeeping;
+use super::rebuild::Rebuild;
 use super::reclaim::Reclaimed;
+use super::reshape::ReshapeError;
 use super::scrub::Pass;
 use super::{Pool, discard};
 use crate::log::Wanted;
@@ -124,12 +126,23 @@ struct Keeping {
     active: Instant,
     pass: Pass,
     next_scrub: Instant,
+    rebuilding: Rebuilding,
+}
+
+/// State of a device that is made again.
+enum Rebuilding {
+    Unknown,
+    Copying(Rebuild),
+    /// End of the copying: the superblocks are to say that the pool is whole.
+    Copied(Rebuild),
+    Ended,
 }
 
 impl Keeping {
     fn new(pool: Pool, options: Housekeeping) -> Self {
         let now = Instant::now();
-        Self { pool, options, operations: 0, active: now, pass: Pass::default(), next_scrub: now }
+        let (pass, rebuilding) = (Pass::default(), Rebuilding::Unknown);
+        Self { pool, options, operations: 0, active: now, pass, next_scrub: now, rebuilding }
     }
 
     fn run(mut self) {
@@ -152,8 +165,52 @@ impl Keeping {
                 Ok(None) | Err(_) => break,
             }
         }
-        let (scrub, discard) = (self.scrub(wakeup), self.discard(wakeup));
-        scrub.into_iter().chain(discard).min()
+        let chores = [self.rebuild(wakeup), self.scrub(wakeup), self.discard(wakeup)];
+        chores.into_iter().flatten().min()
+    }
+
+    /// Goes on with a device that is made again, for a turn; returns when more of it is due.
+    fn rebuild(&mut self, wakeup: &Wakeup) -> Option<Duration> {
+        /// Time after which others have their turn.
+        const TURN: Duration = Duration::from_millis(50);
+        let turn = Instant::now();
+        while !wakeup.stopped() {
+            let rebuilding = std::mem::replace(&mut self.rebuilding, Rebuilding::Ended);
+            let next = match rebuilding {
+                Rebuilding::Ended => return None,
+                Rebuilding::Unknown => {
+                    let begun = self.pool.rebuild(self.options.rebuild_rate);
+                    begun.map(|it| it.map_or(Rebuilding::Ended, Rebuilding::Copying))
+                }
+                Rebuilding::Copying(rebuild)
+                    if turn.elapsed() > TURN || !rebuild.due().is_zero() =>
+                {
+                    let due = rebuild.due();
+                    self.rebuilding = Rebuilding::Copying(rebuild);
+                    return Some(due);
+                }
+                Rebuilding::Copying(mut rebuild) => match rebuild.step() {
+                    Ok(Some(_)) => Ok(Rebuilding::Copying(rebuild)),
+                    Ok(None) => Ok(Rebuilding::Copied(rebuild)),
+                    Err(error) => Err(error),
+                },
+                Rebuilding::Copied(rebuild) => match rebuild.finish() {
+                    // They may be dropped.
+                    Err(error @ ReshapeError::Lost(_)) => {
+                        self.pool.note_rebuild_error(&error);
+                        self.rebuilding = Rebuilding::Copied(rebuild);
+                        return Some(PAUSE);
+                    }
+                    ended => ended.map(|()| Rebuilding::Ended),
+                },
+            };
+            match next {
+                Ok(next) => self.rebuilding = next,
+                // The next opening begins again.
+                Err(error) => self.pool.note_rebuild_error(&error),
+            }
+        }
+        None
     }
 
     /// Scrubs as much as the rate allows; returns when more is due, if scrubbing is on.

@@ -48,6 +48,7 @@ mod options;
 mod owner;
 mod pieces;
 mod put;
+mod rebuild;
 mod reclaim;
 mod replace;
 mod reshape;
@@ -83,8 +84,9 @@ pub use options::{
 };
 pub use owner::take_over;
 pub use put::Put;
+pub use rebuild::{Rebuild, RebuildStats, ReplaceProgress};
 pub use reclaim::Reclaimed;
-pub use replace::{ReplaceOptions, ReplaceProgress, Replaced, replace};
+pub use replace::{ReplaceOptions, Replaced, begin_replacement, replace};
 pub use reshape::{ReshapeError, ReshapeOptions, ReshapeProgress, Reshaped, add, evacuate, remove};
 pub use scrub::{BadUnit, Scrub, ScrubReport, Scrubbed};
 pub use seal::{SealDescription, SealedTensor};
@@ -105,6 +107,7 @@ use housekeeper::{Housekeeper, Wakeup};
 use lanes::Handles;
 use members::Members;
 use open::IndexRenewal;
+use rebuild::Rebuilt;
 use stats::WriteCounters;
 
 /// A share of a pool, owned by this process. Clones are handles of the same share, usable from any
@@ -136,6 +139,8 @@ struct Inner {
     repaired_superblocks: Vec<String>,
     /// Features that the superblocks announce.
     announced: Mutex<Announced>,
+    /// A device that takes the place of a lost one.
+    rebuilt: Mutex<Option<Rebuilt>>,
     /// Number of copies of durable tensors whose put does not say.
     copies: Copies,
     opener: AtomicU32,
@@ -172,7 +177,7 @@ impl Pool {
         options: &OpenOptions,
     ) -> Result<Self, OpenError> {
         let completeness =
-            if options.degraded { Completeness::Degraded } else { Completeness::Whole };
+            if options.degraded { Completeness::Usable } else { Completeness::Whole };
         let opened = open::open(sources, options, (completeness, IndexRenewal::IfDue))?;
         let housekeeping =
             options.housekeeping.filter(|_| !options.read_only && !opened.members.are_private());
@@ -222,6 +227,7 @@ impl Pool {
             verify_reads: options.verify_reads,
             repaired_superblocks: opened.repaired_superblocks,
             announced: Mutex::new(opened.announced),
+            rebuilt: Mutex::new(opened.rebuilt),
             copies,
             opener: AtomicU32::new(process::id()),
             housekeeper: Mutex::new(None),

@@ -13,6 +13,7 @@ use super::media::MetadataIo;
 use super::members::{MemberAccess, Members, MembersReactor, PresentMembers};
 use super::options::{OpenOptions, PoolDescription};
 use super::owner;
+use super::rebuild::Rebuilt;
 use super::settle;
 use super::superblock_copies::DamagedCopy;
 use super::{start, superblocks};
@@ -42,6 +43,8 @@ pub(super) struct OpenShare {
     pub(super) events: Option<EventCount>,
     /// True if the index was written anew.
     pub(super) has_new_index: bool,
+    /// A device that takes the place of a lost one.
+    pub(super) rebuilt: Option<Rebuilt>,
 }
 
 /// Reason to write the index of a share anew when it is opened.
@@ -145,6 +148,9 @@ fn open_arranged(
         recovered;
     let (announced, has_new_index) = (recovered.announced, recovered.has_new_index);
     let reactor = reactor.into_reactor();
+    let rebuilt = missing.without(members.absent()).iter().next();
+    let rebuilt = rebuilt.filter(|_| !options.read_only);
+    let rebuilt = rebuilt.map(|place| Rebuilt::new(place, has_new_index, contents.age()));
 
     let capacity = u64::from(geometry.segments) * place.stripes.segment_blocks() * BLOCK_BYTES;
     let (capacity, devices) = (ByteCount(capacity), members.names());
@@ -163,6 +169,7 @@ fn open_arranged(
         announced,
         events,
         has_new_index,
+        rebuilt,
     })
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::rebuild::RebuildStats;
 use super::scrub::ScrubReport;
 use crate::layout::{Copies, DeviceRates, DeviceTable, Geometry, LifetimeClass};
 use crate::log::{IndexUse, Lane, LostCommits, SealUse, SpaceUse};
@@ -153,7 +154,8 @@ pub struct OpenOptions {
     /// True if one device may be missing, of a pool that may have tensors with two copies: durable
     /// tensors with two are whole, those with one that have a part of it there are lost, and the
     /// pool goes on with the other devices. The device that was missing is stale from then on, and
-    /// refused.
+    /// refused. In a pool of one share a replacement that was begun may be in its place: the
+    /// housekeeper finishes it while the pool is used.
     pub degraded: bool,
     /// True if a device may be an older copy of itself. What was written since is lost, and what
     /// was not stays damaged or whole as its checksums say; from then on that copy counts.
@@ -199,6 +201,10 @@ pub struct Housekeeping {
     /// Tensor bytes to scrub in a second, over and over; zero for none. `PoolStats` shows what was
     /// found.
     pub scrub_rate: ByteCount,
+    /// Tensor bytes to make again in a second on a device that takes the place of a lost one; zero
+    /// for as many as the devices move when nobody else wants them. `PoolStats` shows how far it
+    /// is.
+    pub rebuild_rate: ByteCount,
 }
 
 /// Options of a put.
@@ -315,4 +321,6 @@ pub struct PoolStats {
     /// Superblock copies that were damaged when the pool was opened and have been written again, as
     /// device and copy.
     pub repaired_superblocks: Vec<String>,
+    /// State of a device that takes the place of a lost one.
+    pub rebuild: Option<RebuildStats>,
 }

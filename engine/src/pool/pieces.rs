@@ -22,12 +22,12 @@ pub(super) fn whole(placement: Placement) -> Piece {
 }
 
 /// The pieces of a range of a tensor, placed in memory that holds just that range.
-pub(super) fn of_range(
+pub(super) fn of_range<'a>(
     stripes: &StripeMap,
-    entry: &TensorEntry,
+    entry: &'a TensorEntry,
     range: Range<u64>,
     checked: bool,
-) -> impl Iterator<Item = Piece> {
+) -> impl Iterator<Item = Piece> + use<'a> {
     let placements = stripes.placements(&entry.runs, entry.length);
     let Range { start, end } = range;
     let wanted = placements.zip(&entry.checksums).filter(move |(placement, _)| {

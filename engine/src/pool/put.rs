@@ -132,7 +132,7 @@ impl Pool {
         }
         let handle = self.0.handles.of_lane(lane);
         let (reservation, (mover, pieces)) = self.begin_put(reactor, request, |runs| {
-            let placements = self.0.stripes.placements(runs, length);
+            let placements = self.0.stripes.to_write().placements(runs, length);
             let pieces = placements.map(|placement| pieces::whole(placement).placed(handle));
             mover_and_list(reactor, pieces)
         })?;

@@ -78,13 +78,6 @@ pub(super) struct Pass {
     left: std::vec::IntoIter<ScrubTarget>,
 }
 
-impl Pass {
-    /// Returns all that is left.
-    pub(super) fn rest(self) -> Vec<ScrubTarget> {
-        self.left.collect()
-    }
-}
-
 /// Object that is to be read.
 pub(super) enum ScrubTarget {
     /// The current version of an id.

@@ -81,6 +81,7 @@ impl Pool {
             commits: self.0.commits.stats(),
             scrubbed: self.0.shared.scrubbed().clone(),
             repaired_superblocks: self.0.repaired_superblocks.clone(),
+            rebuild: self.rebuilt().as_ref().map(|it| it.stats().clone()),
         })
     }
 

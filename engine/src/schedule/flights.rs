@@ -54,6 +54,11 @@ impl PiecesInFlight {
         in_flight < self.per_device_max && self.shares.left_for(device) > 0
     }
 
+    /// Returns the number of operations on `device`.
+    pub(super) fn on_device(&self, device: DeviceIndex) -> u32 {
+        self.per_device[usize::from(device.0)]
+    }
+
     /// Enters a flight; returns its tag, or `None` if the table is full.
     pub(super) fn begin(&mut self, flight: PieceInFlight) -> Option<u64> {
         let slot = self.free.pop()?;

@@ -29,6 +29,7 @@ mod completion;
 mod finish;
 mod first_end;
 mod flights;
+mod idle;
 mod latencies;
 #[cfg(all(test, loom))]
 mod loom_tests;

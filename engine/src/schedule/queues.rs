@@ -49,23 +49,16 @@ impl QueuePlace {
 
 #[derive(Default)]
 struct Queue {
-    urgent: VecDeque<WaitingPiece>,
-    ahead: VecDeque<WaitingPiece>,
+    by_urgency: [VecDeque<WaitingPiece>; Urgency::ALL.len()],
 }
 
 impl Queue {
     fn of(&self, urgency: Urgency) -> &VecDeque<WaitingPiece> {
-        match urgency {
-            Urgency::Urgent => &self.urgent,
-            Urgency::Ahead => &self.ahead,
-        }
+        &self.by_urgency[urgency as usize]
     }
 
     fn of_mut(&mut self, urgency: Urgency) -> &mut VecDeque<WaitingPiece> {
-        match urgency {
-            Urgency::Urgent => &mut self.urgent,
-            Urgency::Ahead => &mut self.ahead,
-        }
+        &mut self.by_urgency[urgency as usize]
     }
 }
 
@@ -76,14 +69,18 @@ pub(super) struct Queues {
     first: Vec<u32>,
     orders: u64,
     /// Entries in all queues of each urgency.
-    urgent: usize,
-    ahead: usize,
+    counts: [usize; Urgency::ALL.len()],
 }
 
 impl Queues {
     pub(super) fn new(devices: usize) -> Self {
         let by_device = std::iter::repeat_with(Queue::default).take(devices + 1).collect();
-        Self { by_device, first: vec![NONE; devices + 1], orders: 0, urgent: 0, ahead: 0 }
+        Self {
+            by_device,
+            first: vec![NONE; devices + 1],
+            orders: 0,
+            counts: [0; Urgency::ALL.len()],
+        }
     }
 
     /// Enters a transfer at the end, with all of its pieces; of which each goes to the one after it
@@ -127,19 +124,17 @@ impl Queues {
     }
 
     fn count(&mut self, urgency: Urgency) -> &mut usize {
-        match urgency {
-            Urgency::Urgent => &mut self.urgent,
-            Urgency::Ahead => &mut self.ahead,
-        }
+        &mut self.counts[urgency as usize]
     }
 
-    /// The piece to begin next, of those that `may` be begun: an urgent one before all others, and
-    /// then that of the transfer that came first.
+    /// The piece to begin next, of those that `may` be begun: of the most urgent ones that of the
+    /// transfer that came first.
     pub(super) fn next(
         &self,
         may: impl Fn(QueuePlace, &WaitingPiece) -> bool,
     ) -> Option<(QueuePlace, WaitingPiece)> {
-        let first_of = |urgency: Urgency, some: bool| {
+        let first_of = |urgency: Urgency| {
+            let some = self.counts[urgency as usize] > 0;
             let queues = if some { &self.by_device[..] } else { &[] };
             let heads = queues.iter().enumerate().filter_map(move |(queue, waiting)| {
                 Some((QueuePlace { queue, urgency }, *waiting.of(urgency).front()?))
@@ -147,8 +142,7 @@ impl Queues {
             let ready = heads.filter(|(place, waiting)| may(*place, waiting));
             ready.min_by_key(|(_, waiting)| (waiting.order, waiting.piece))
         };
-        let urgent = first_of(Urgency::Urgent, self.urgent > 0);
-        urgent.or_else(|| first_of(Urgency::Ahead, self.ahead > 0))
+        Urgency::ALL.into_iter().find_map(first_of)
     }
 
     /// The first piece of a place was begun: its transfer stands there with the next one, or no
@@ -176,15 +170,15 @@ impl Queues {
         *self.count(urgency) = left;
     }
 
-    /// Puts a transfer that was not urgent at the end of those that are.
+    /// Puts a transfer that was asked for ahead of time at the end of those that are urgent.
     pub(super) fn expedite(&mut self, transfer: u64) {
         let order = self.orders;
         self.orders += 1;
         for queue in 0..self.by_device.len() {
-            let ahead = &mut self.by_device[queue].ahead;
+            let ahead = self.by_device[queue].of_mut(Urgency::Ahead);
             let place = ahead.iter().position(|waiting| waiting.transfer == transfer);
             if let Some(waiting) = place.and_then(|place| ahead.remove(place)) {
-                self.ahead -= 1;
+                *self.count(Urgency::Ahead) -= 1;
                 self.push(queue, Urgency::Urgent, WaitingPiece { order, ..waiting });
             }
         }
@@ -195,7 +189,7 @@ impl Queues {
 mod tests {
     use super::*;
     use crate::units::ByteCount;
-    use Urgency::{Ahead, Urgent};
+    use Urgency::{Ahead, Idle, Urgent};
 
     const NEEDS: PieceNeeds = PieceNeeds { chunk: true, room: true };
 
@@ -250,7 +244,18 @@ mod tests {
         bench.enter(3, Urgent, &[0]);
         assert_eq!(bench.begin(Some(0)), [(1, 1), (1, 2), (1, 4), (2, 0)]);
         assert_eq!(bench.begin(None), [(3, 0), (1, 0), (1, 3), (2, 1)]);
-        assert_eq!((bench.queues.urgent, bench.queues.ahead), (0, 0));
+        assert_eq!(bench.queues.counts, [0; 3]);
+    }
+
+    #[test]
+    fn what_is_idle_makes_way_for_all_others() {
+        let mut bench = Bench::new(2);
+        bench.enter(1, Idle, &[0, 1]);
+        bench.enter(2, Ahead, &[1]);
+        bench.enter(3, Urgent, &[1]);
+        assert_eq!(bench.begin(Some(0)), [(3, 0), (2, 0), (1, 1)]);
+        bench.enter(4, Ahead, &[0]);
+        assert_eq!(bench.begin(None), [(4, 0), (1, 0)]);
     }
 
     #[test]

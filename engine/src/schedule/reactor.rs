@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::active::{Job, Order};
 use super::completion::Notify;
 use super::finish::Finish;
+use super::idle::LastUse;
 use super::mailbox::ReactorMessage;
 use super::options::{ControlError, DrainError, ReactorOptions, StartError, SubmitError};
 use super::stats::{DeviceCounters, ReactorStats};
@@ -28,6 +29,7 @@ pub struct Reactor {
     counters: Arc<[DeviceCounters]>,
     pub(super) memory: DmaPool,
     others: Vec<Reactor>,
+    last_use: Arc<LastUse>,
 }
 
 impl Reactor {
@@ -36,7 +38,8 @@ impl Reactor {
         provider: Box<dyn PathProvider>,
         options: ReactorOptions,
     ) -> Result<Self, StartError> {
-        Self::start_one(provider, options, Staging { threads: 1, memory: None })
+        let staging = Staging { threads: 1, memory: None };
+        Self::start_one(provider, options, (staging, Arc::new(LastUse::new())))
     }
 
     /// Starts a reactor, as [`Self::start`] does, with one more thread for each of `others`, which
@@ -53,9 +56,11 @@ impl Reactor {
     ) -> Result<Self, StartError> {
         let threads = others.len() + 1;
         let staging = |memory| Staging { threads, memory };
-        let mut first = Self::start_one(provider, options.clone(), staging(None))?;
+        let last_use = Arc::new(LastUse::new());
+        let with = |memory| (staging(memory), Arc::clone(&last_use));
+        let mut first = Self::start_one(provider, options.clone(), with(None))?;
         for provider in others {
-            let memory = staging(Some(first.memory.clone()));
+            let memory = with(Some(first.memory.clone()));
             first.others.push(Self::start_one(provider, options.clone(), memory)?);
         }
         Ok(first)
@@ -64,14 +69,15 @@ impl Reactor {
     fn start_one(
         provider: Box<dyn PathProvider>,
         options: ReactorOptions,
-        staging: Staging,
+        of_all: (Staging, Arc<LastUse>),
     ) -> Result<Self, StartError> {
         options.check()?;
+        let last_use = Arc::clone(&of_all.1);
         let chunk = options.chunk;
         let (answer, started) = mpsc::sync_channel::<Result<StartedReactor, StartError>>(1);
         let thread = std::thread::Builder::new()
             .name("tidelog-reactor".into())
-            .spawn(move || match Worker::open(provider, options, staging) {
+            .spawn(move || match Worker::open(provider, options, of_all) {
                 Ok((worker, facts)) => {
                     let heard = answer.send(Ok(facts)).is_ok();
                     if heard { worker.run() } else { 0 }
@@ -89,7 +95,7 @@ impl Reactor {
         let capabilities = Arc::new(stats.capabilities.clone());
         let submitter = Submitter::new(mailbox, capabilities, chunk);
         let (thread, others) = (Some(thread), Vec::new());
-        Ok(Self { submitter, thread, base: stats, counters, memory, others })
+        Ok(Self { submitter, thread, base: stats, counters, memory, others, last_use })
     }
 
     /// Returns the reactor that moves, or verifies, what begins on this device: always the same
@@ -97,6 +103,11 @@ impl Reactor {
     pub fn mover(&self, device: DeviceIndex) -> &Self {
         let threads = self.others.len() + 1;
         (usize::from(device.0) % threads).checked_sub(1).map_or(self, |other| &self.others[other])
+    }
+
+    /// Returns whether something was asked of it lately that was no [`Urgency::Idle`] work.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.last_use.is_recent()
     }
 
     /// Returns the capabilities of the data path.

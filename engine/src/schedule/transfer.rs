@@ -190,6 +190,14 @@ pub enum Urgency {
     Urgent,
     /// Asked for ahead of time; makes way for urgent pieces.
     Ahead,
+    /// Work that nobody waits for; makes way for all other pieces, and leaves devices to those who
+    /// wait.
+    Idle,
+}
+
+impl Urgency {
+    /// Every urgency, the highest first.
+    pub const ALL: [Self; 3] = [Self::Urgent, Self::Ahead, Self::Idle];
 }
 
 /// The end of a transfer, in full.

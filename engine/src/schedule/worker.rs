@@ -12,6 +12,7 @@ use rustc_hash::FxHashMap;
 use super::active::{Active, Job};
 use super::chunks::Chunks;
 use super::flights::{Leg, PieceInFlight, PiecesInFlight};
+use super::idle::{IdleWork, LastUse};
 use super::mailbox::{Abandon, Mailbox, ReactorMessage, Refuse};
 use super::options::{ReactorOptions, StartError};
 use super::pace::StepToken;
@@ -54,6 +55,7 @@ pub(super) struct Worker {
     /// The pieces to begin.
     queues: Queues,
     flights: PiecesInFlight,
+    idle: IdleWork,
     /// Devices of which the path took no more pieces in this round.
     full: Vec<bool>,
     /// Read, and not yet compared with their checksums.
@@ -96,7 +98,7 @@ impl Worker {
     pub(super) fn open(
         provider: Box<dyn PathProvider>,
         options: ReactorOptions,
-        staging: Staging,
+        (staging, last_use): (Staging, Arc<LastUse>),
     ) -> Result<(Self, StartedReactor), StartError> {
         let opened = provider.open(options.depth)?;
         let mut path = opened.path;
@@ -119,7 +121,7 @@ impl Worker {
         let capabilities = path.capabilities().clone();
         let devices = capabilities.devices.len();
         let depth = capabilities.depth;
-        let start = Instant::now();
+        let start = last_use.start;
         let counters: Arc<[DeviceCounters]> =
             (0..devices).map(|_| DeviceCounters::new(start)).collect();
         let mailbox = Arc::new(Mailbox::new(path.waker(), options.stepped));
@@ -142,6 +144,7 @@ impl Worker {
             queues: Queues::new(devices),
             full: vec![false; devices],
             flights: PiecesInFlight::new(depth, devices, options.depth),
+            idle: IdleWork::new(last_use, devices, options.stepped),
             unchecked: VecDeque::with_capacity(depth as usize),
             again: VecDeque::new(),
             chunks: Chunks::new(chunks, devices),
@@ -289,6 +292,7 @@ impl Worker {
         if self.on_gpu.is_reached() {
             active.reach_gpu();
         }
+        self.idle.note_use(active.urgency, self.now);
         let (needs, on_devices) = (active.needs(), active.is_on_devices());
         let Active { pieces, links, urgency, .. } = &mut *active;
         self.queues.enter(id, *urgency, needs, on_devices, (pieces, links));
@@ -310,10 +314,13 @@ impl Worker {
     }
 
     fn begin_next(&mut self) -> BeginResult {
-        let Self { queues, flights, full, chunks, .. } = self;
+        let Self { queues, flights, idle, full, chunks, now, .. } = self;
         let next = queues.next(|place, waiting| {
             let (device, PieceNeeds { chunk, room }) = (place.device(), waiting.needs);
             let has_room = !room || (flights.has_room(device) && !full[usize::from(device.0)]);
+            let has_room = has_room
+                && (place.urgency != Urgency::Idle
+                    || idle.may_begin(device, flights.on_device(device), *now));
             // Where there are none any more, it is to fail.
             has_room && (!chunk || chunks.may_take(device, place.urgency) || chunks.are_gone())
         });
@@ -384,6 +391,9 @@ impl Worker {
             Err((Some(failure), buffer)) => Some((failure, buffer)),
         };
         if let Some(active) = self.transfers.get_mut(&id) {
+            if place.urgency == Urgency::Idle {
+                self.idle.note_begin(place.device(), self.now);
+            }
             self.queues.advance(place, &active.links);
             active.advance();
         }
@@ -460,6 +470,7 @@ impl Worker {
             && let Some(mut active) = self.transfers.remove(&id)
         {
             active.landed.take().into_iter().for_each(|landed| self.on_gpu.tell(landed));
+            self.idle.note_use(active.urgency, self.now);
             active.conclude();
             self.ended.push_back(active);
         }

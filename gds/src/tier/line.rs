@@ -73,7 +73,7 @@ impl TierQueue {
         let job = Job { open: Some((work, notify)), number };
         match urgency {
             Urgency::Urgent => jobs.urgent.push_back(job),
-            Urgency::Ahead => jobs.ahead.push_back(job),
+            Urgency::Ahead | Urgency::Idle => jobs.ahead.push_back(job),
         }
         drop(jobs);
         self.queue.changed.notify_all();

@@ -11,7 +11,7 @@ use tidelog_engine::path::sim::{PowerCut, SimDisk, SimProfile};
 use tidelog_engine::pool::inspect::{check, check_degraded};
 use tidelog_engine::pool::{
     Batch, Copies, FormatOptions, OpenError, OpenOptions, Pool, PutError, PutOptions,
-    ReplaceOptions, replace,
+    ReplaceOptions, begin_replacement, replace,
 };
 use tidelog_engine::schedule::{Ticket, Urgency};
 use tidelog_engine::units::ByteCount;
@@ -44,6 +44,10 @@ pub struct LossFigures {
     pub reshapes: ReshapeFigures,
     /// Devices that were replaced.
     pub replaced: u64,
+    /// Devices that were made again while the pool was used, of these.
+    pub replaced_in_use: u64,
+    /// Processes that were killed while they used such a pool.
+    pub kills_in_use: u64,
     /// Second losses, after the first device was replaced.
     pub second_losses: u64,
     /// Times that tensors lay on faster devices alone, because devices differ in rate.
@@ -63,6 +67,8 @@ impl LossFigures {
         self.kills += other.kills;
         self.reshapes.add(&other.reshapes);
         self.replaced += other.replaced;
+        self.replaced_in_use += other.replaced_in_use;
+        self.kills_in_use += other.kills_in_use;
         self.second_losses += other.second_losses;
         self.shared_out += other.shared_out;
         self.commits += other.commits;
@@ -533,6 +539,9 @@ impl PoolLife {
         all.push(new.clone());
         let mut options = ReplaceOptions::default();
         for attempt in 0.. {
+            if self.random.chance(3) && self.replace_in_use(&new, &options)? {
+                break;
+            }
             let is_killed = attempt < 6 && !self.random.chance(4);
             if is_killed {
                 let (nth, cut) = (self.random.below(40 << attempt), self.cut());
@@ -567,6 +576,79 @@ impl PoolLife {
             return Err(format!("after the replacement check finds: {damage}"));
         }
         Ok(())
+    }
+
+    /// Has a new device made again while the pool is used, unless the process is killed before.
+    /// Returns whether it was.
+    fn replace_in_use(&mut self, new: &SimDisk, how: &ReplaceOptions) -> Check<bool> {
+        let Some(lost) = self.missing else { return Ok(false) };
+        let (_, was_whole) = begin_replacement(new, &self.present(), how).map_err(text)?;
+        if was_whole {
+            return Ok(true);
+        }
+        let old = std::mem::replace(&mut self.disks[lost], new.clone());
+        self.missing = None;
+        let options = options(true);
+        let done = self.use_while_it_is_made(&options);
+        if !matches!(done, Ok(true)) {
+            (self.disks[lost], self.missing) = (old, Some(lost));
+        }
+        if matches!(done, Ok(false)) {
+            // Without it all that had returned is there, too.
+            self.open()?;
+            self.close()?;
+        }
+        done
+    }
+
+    fn use_while_it_is_made(&mut self, options: &OpenOptions) -> Check<bool> {
+        let pool = Pool::open(&self.disks, options);
+        let pool = pool.map_err(|error| format!("a replacement that was begun: {error}"))?;
+        let found = self.found(&pool)?;
+        self.states.found(found);
+        self.pool = Some(pool.clone());
+        let rebuild = pool.rebuild(ByteCount::ZERO).map_err(text)?;
+        let mut rebuild = rebuild.ok_or("nothing is made again")?;
+        let is_killed = self.random.chance(2);
+        while rebuild.step().map_err(text)?.is_some() {
+            if is_killed && self.random.chance(2) {
+                self.figures.kills_in_use += 1;
+                drop((rebuild, pool));
+                self.crash();
+                return Ok(false);
+            }
+            match self.random.below(8) {
+                0..3 => self.commit(&pool)?,
+                3 => self.seal(&pool)?,
+                4 => self.put_scratch(&pool)?,
+                5 => drop(pool.reclaim_once().map_err(text)?),
+                6 => drop(pool.step(self.random.below(30)).map_err(text)?),
+                _ => {
+                    self.wait_for(0)?;
+                    self.compare(&pool)?;
+                }
+            }
+        }
+        rebuild.finish().map_err(text)?;
+        drop(rebuild);
+        // It goes on, and nothing takes back that it is whole.
+        self.commit(&pool)?;
+        self.seal(&pool)?;
+        drop(pool);
+        self.figures.replaced_in_use += 1;
+        if self.random.chance(2) {
+            self.wait_for(0)?;
+            self.close()?;
+        } else {
+            self.crash();
+        }
+        let pool = Pool::open(&self.disks, &self::options(false));
+        let pool = pool.map_err(|error| format!("it is whole, and not opened: {error}"))?;
+        let found = self.found(&pool)?;
+        self.states.found(found);
+        self.compare(&pool)?;
+        pool.close().map_err(text)?;
+        Ok(true)
     }
 
     fn end(&mut self) -> Check {

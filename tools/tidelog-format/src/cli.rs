@@ -83,7 +83,8 @@ of /etc/machine-id.";
 const REPLACE_HELP: &str = "\
 For pools whose durable tensors have two copies (format --copies 2). OLD is the name of the device that
 is lost or is to go, or its place in the pool (0, 1, ...) where it has no name any more; `inspect` of the
-others says which place is missing. OTHER are all other devices. The pool must not be open.
+others says which place is missing. OTHER are all other devices. The pool must not be open; with --begin it
+is opened afterwards, and NEW is made while it is used.
 
 OLD is stale from the first write on, and is refused for ever. NEW is written and not read until all is
 on it that should be; then the pool is whole, and any device may be lost again. Whatever ends the command
@@ -342,6 +343,10 @@ pub struct ReplaceArgs {
     /// Tensor bytes to write in a second, at most; otherwise as many as the devices move
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub rate: Option<ByteCount>,
+    /// Begin only: whoever opens the pool degraded with NEW among its devices makes the rest again
+    /// while it is used. For pools of one share
+    #[arg(long, conflicts_with_all = ["rate", "accept_loss"])]
+    pub begin: bool,
     /// Go on without durable tensors that no other device has; otherwise they are named, and
     /// nothing is given up
     #[arg(long)]

@@ -289,6 +289,7 @@ impl From<ReshapeError> for FormatFailure {
             | ReshapeError::TooFew { .. }
             | ReshapeError::NoSpace { .. }
             | ReshapeError::NoRoom(_)
+            | ReshapeError::Shares(_)
             | ReshapeError::Lost(_) => Self::new(FormatExit::Refused, error.to_string(), ""),
             _ => Self::new(
                 FormatExit::Failed,

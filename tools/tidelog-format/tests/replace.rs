@@ -69,6 +69,30 @@ fn a_pool_without_a_device_is_checked_used_and_made_whole_again() {
 }
 
 #[test]
+fn a_replacement_that_is_only_begun_is_finished_while_the_pool_is_used() {
+    let directory = temporary("replace-begin");
+    let [a, b, c] = &mirrored(&directory);
+    std::fs::remove_file(b).unwrap();
+    let said = tool(&["replace", "1", b, a, c, "--begin", "--yes"]).expect(0);
+    assert!(said.out.contains("while the pool is used"), "{said:?}");
+    let said = tool(&["check", a, b, c]).expect(4);
+    assert!(said.err.contains("open the pool degraded"), "{said:?}");
+    let pool = open(&[a, b, c], true).unwrap();
+    let begun = std::time::Instant::now();
+    // The housekeeper makes it.
+    while !pool.stats().unwrap().rebuild.is_some_and(|it| it.is_whole) {
+        compare(&pool);
+        assert!(begun.elapsed().as_secs() < 60, "{:?}", pool.stats().unwrap().rebuild);
+    }
+    pool.close().unwrap();
+    tool(&["check", a, b, c]).expect(0);
+    let said = tool(&["replace", "1", b, a, c, "--begin", "--yes"]).expect(0);
+    assert!(said.out.contains("already"), "{said:?}");
+    std::fs::remove_file(a).unwrap();
+    compare(&open(&[b, c], true).unwrap());
+}
+
+#[test]
 fn a_stale_device_takes_its_own_place_if_that_is_said() {
     let directory = temporary("replace-itself");
     let [a, b, c] = &mirrored(&directory);

@@ -21,6 +21,14 @@ impl Contents {
         Some(self.pin_version(version))
     }
 
+    /// Pins a version that stands or is held, as [`Self::pin`] does.
+    pub fn pin_kept(&mut self, version: &Version) -> Option<Arc<Version>> {
+        let current = self.current(version.entry.id).filter(|it| it.serial == version.serial);
+        let held = || self.held(self.number_of(version)?);
+        let kept = Arc::clone(current.or_else(held)?);
+        Some(self.pin_version(kept))
+    }
+
     /// Pins a version that can be read, as [`Self::pin`] does.
     pub fn pin_version(&mut self, version: Arc<Version>) -> Arc<Version> {
         let readers = self.readers.entry(version.serial).or_default();

@@ -129,7 +129,7 @@ fn check_those<Source: MemberSource>(
     }
     let bytes = ByteCount(tensors.iter().map(ReadableVersion::bytes).sum());
     let sealed = tensors.iter().filter(|version| !version.current).count() as u64;
-    let stripes = StripeMap::over(&geometry, &superblock.device_table()).without(missing);
+    let stripes = StripeMap::over(&geometry, &superblock.device_table()).without(missing, missing);
     let reader = Reader { reactor: &reactor, stripes, devices: &names };
     let Findings { tensors: lost, copies } = reader.damaged(&tensors, progress);
     damage.extend(copies.into_iter().map(Damage::TensorCopy));

@@ -29,7 +29,7 @@ pub(super) fn copy_all(
     for moving in relocations {
         for stretch in &moving.stretches {
             let Range { start, end } = stretch.bytes;
-            let placements = stripes.placements(&stretch.to, end - start);
+            let placements = stripes.to_write().placements(&stretch.to, end - start);
             let handle = pool.0.handles.of_lane(moving.lane);
             let whole = |placement| pieces::whole(placement).placed(handle);
             let groups = pieces::groups(placements.map(whole), COPY_BYTES);

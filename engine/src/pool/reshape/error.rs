@@ -65,6 +65,11 @@ pub enum ReshapeError {
         /// Bytes that there is space for.
         available: ByteCount,
     },
+    /// The pool has several shares.
+    #[error(
+        "the pool has {0} shares, each with an owner of its own: a device of it is replaced while nobody has it open"
+    )]
+    Shares(u32),
     /// The index of a share has no room to be written anew.
     #[error(
         "the index of share {0} must be written anew, and there is no space for it; open the pool, degraded \

@@ -184,8 +184,7 @@ impl Pool {
     fn rewrite_table(&self, table: &DeviceTable) -> Result<(), ReshapeError> {
         let reactor = self.reactor()?;
         let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
-        let description = &self.0.description;
-        let missing = description.missing.union(description.table.removed);
+        let (description, missing) = (&self.0.description, self.absent());
         let media = MetadataIo { reactor, written: &self.0.shared.written.metadata, missing };
         let (pool, geometry) = (description.pool, &description.geometry);
         let now = superblocks::read(&media, pool, geometry, missing);

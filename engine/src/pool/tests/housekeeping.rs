@@ -114,7 +114,11 @@ fn a_put_takes_a_segment_only_once_its_discard_has_ended() {
 fn the_housekeeper_reclaims_and_scrubs_by_itself_and_ends_with_the_last_handle() {
     let disks = disks(2, ByteCount::mib(4));
     let pool = open(&disks);
-    pool.start_housekeeper(Housekeeping { scrub_rate: ByteCount::mib(64) }).unwrap();
+    pool.start_housekeeper(Housekeeping {
+        scrub_rate: ByteCount::mib(64),
+        ..Housekeeping::default()
+    })
+    .unwrap();
     let kept = fill_half(&pool);
     // The next put finds space scarce, and wakes it.
     put(&pool, 1_000_000, &[1]);

@@ -16,6 +16,7 @@ mod names;
 mod own_puts;
 mod puts;
 mod read_only;
+mod rebuilding;
 mod reclamation;
 mod reshape;
 mod scrub;

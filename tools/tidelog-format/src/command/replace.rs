@@ -7,7 +7,7 @@ use tidelog_command_line::{FormatExit, printable};
 use tidelog_device_safety::{NamedDevice, System};
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::inspect::{PoolView, inspect, probe};
-use tidelog_engine::pool::{ReplaceOptions, Replaced, replace};
+use tidelog_engine::pool::{ReplaceOptions, Replaced, begin_replacement, replace};
 use tidelog_engine::units::ByteCount;
 
 use super::wipe::refuse_users;
@@ -17,6 +17,10 @@ use super::{
 };
 use crate::cli::ReplaceArgs;
 use crate::outcome::{CommandReport, FormatFailure};
+
+const WHOLE: &str = "It has taken its place already; the pool is whole.\n";
+const BEGUN: &str = "It is begun. Open the pool degraded with the new device: what that should have is made again \
+                     while the pool is used.\n";
 
 pub(super) fn run(args: &ReplaceArgs, system: &System) -> Result<CommandReport, FormatFailure> {
     check_overwrite_names(&args.overwrite, std::slice::from_ref(&args.new))?;
@@ -40,6 +44,12 @@ pub(super) fn run(args: &ReplaceArgs, system: &System) -> Result<CommandReport, 
         rate: args.rate.unwrap_or_default(),
         accept_loss: args.accept_loss,
     };
+    if args.begin {
+        let (place, was_whole) = begin_replacement(&target.spec(), &others, &options)?;
+        text.push_str(if was_whole { WHOLE } else { BEGUN });
+        let json = json!({ "written": true, "pool": pool, "place": place, "was_whole": was_whole });
+        return Ok(CommandReport::new(text, json, FormatExit::Clean));
+    }
     let bar = progress_bar("rebuilding");
     let done = replace(&target.spec(), &others, &options, &mut |progress| {
         advance(&bar, progress.done, progress.total);
@@ -112,7 +122,7 @@ fn plan(args: &ReplaceArgs, view: &PoolView, place: u32, target: &NamedDevice) -
 
 fn outcome(done: &Replaced) -> String {
     if done.was_whole {
-        return "It has taken its place already; the pool is whole.\n".to_owned();
+        return WHOLE.to_owned();
     }
     let mut text = format!("{} were written; the pool is whole.\n", done.bytes);
     for tensor in &done.lost {
