@@ -19,7 +19,8 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup toolchain build build-ahead release-ahead demo test tidy docs docs-links figures lint test-rust sim storm planted \
 	faults fixture crash test-spdk nvme-vm nvme-vm-short recovery test-torch test-ranks test-integrations \
 	test-versions test-slow everywhere models bench bench-ranks compare compare-spdk \
-	compare-training test-compare instructions fuzz loom sanitize aarch64 miri paper gpu-step gpu-walk host-updates pictures gpu gpu-build wheel sdist install uninstall clean
+	compare-training test-compare instructions fuzz loom sanitize aarch64 miri paper gpu-step gpu-walk host-updates \
+	pictures gpu gpu-build wheel sdist install uninstall clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 

@@ -41,7 +41,7 @@ struct Way<'a> {
     timer: CopyTimer,
     gpu: DeviceMemory,
     host: &'a HostMemory,
-    /// Where in the host memory.
+    /// Offset in the host memory.
     at: usize,
     is_out: bool,
 }
@@ -73,7 +73,7 @@ pub(super) fn measure(
 }
 
 impl Way<'_> {
-    /// Measures it while the other way is idle: the time of one copy.
+    /// Measures the way while the other one is idle: the time of one copy.
     fn alone(&self) -> Result<Option<Duration>, CudaError> {
         // The first one wakes the link up.
         self.begin(1)?;
@@ -121,7 +121,7 @@ fn copies_in_phase(one: Duration) -> u32 {
     u32::try_from(copies).unwrap_or(u32::MAX).clamp(COPIES.start, COPIES.end)
 }
 
-/// Returns the bytes per second of so many copies.
+/// Returns the bytes per second of copies that took a time.
 fn rate(copies: u32, took: Duration) -> u64 {
     let bytes = u128::from(copies) * PIECE as u128;
     let per_second = bytes * 1_000_000_000 / took.as_nanos().max(1);

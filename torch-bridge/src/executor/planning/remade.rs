@@ -50,7 +50,7 @@ pub(super) struct Remade {
 struct Times {
     past: Vec<FilledTime>,
     filled: Option<((OpIndex, u16), u64)>,
-    /// True if it was empty when the step began, and was filled at known places.
+    /// True for a storage that was empty when the step began, and was filled at known places.
     is_known: bool,
 }
 
