@@ -114,17 +114,17 @@ impl Pool {
     /// The index is not on the new device, or the pool is closed.
     pub fn rebuild(&self, rate: ByteCount) -> Result<Option<Rebuild>, ReshapeError> {
         self.check_usable()?;
-        let rebuilt = self.rebuilt();
-        let Some(rebuilt) = rebuilt.as_ref().filter(|it| !it.stats.is_whole) else {
+        let device = self.rebuilt();
+        let Some(device) = device.as_ref().filter(|it| !it.stats.is_whole) else {
             return Ok(None);
         };
-        if !rebuilt.has_index {
+        if !device.has_index {
             return Err(ReshapeError::NoRoom(self.0.share));
         }
         let mut rebuild = Rebuild {
             pool: self.clone(),
-            place: rebuilt.place,
-            age: rebuilt.age,
+            place: device.place,
+            age: device.age,
             rate,
             begun_at: Instant::now(),
             begun: 0,

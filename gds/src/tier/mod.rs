@@ -152,8 +152,8 @@ impl HostTier {
         let bytes = usize::try_from(capacity.0).unwrap_or(usize::MAX);
         let memory = Arc::new(HostMemory::new(gpu, bytes)?);
         let link = self_test::measure(gpu, &memory)?;
-        let line = |name| TierQueue::start(name, TierCopies::new(gpu, &memory)?);
-        let (out, back) = (line("tidelog-tier-out")?, line("tidelog-tier-in")?);
+        let queue = |name| TierQueue::start(name, TierCopies::new(gpu, &memory)?);
+        let (out, back) = (queue("tidelog-tier-out")?, queue("tidelog-tier-in")?);
         let (books, space) = (Arc::<Books>::default(), TierSpace::new(bytes));
         let ordered = OrderedPuts::start(gpu, &memory, &books)?;
         Ok(Self { ordered, out, back, books, space, memory, link })

@@ -127,9 +127,10 @@ fn what_is_emptied_is_another_storage_each_time_that_it_is_filled() {
         if step == 3 {
             let Profiled { trace, bindings, .. } = ended.expect("steps are alike");
             let places = [0, 3].map(|op| Identity::Output { op: OpIndex(op), slot: REMADE_FROM });
-            let identities = trace.storages.iter().map(|storage| storage.identity.clone());
+            let identities: BTreeSet<_> =
+                trace.storages.iter().map(|storage| storage.identity.clone()).collect();
             let weight_too = [Identity::Name("weight".to_owned())].into_iter().chain(places);
-            assert_eq!(BTreeSet::from_iter(identities), BTreeSet::from_iter(weight_too));
+            assert_eq!(identities, weight_too.collect());
             for (begin, life) in [(0, trace.ops[0].births[0]), (3, trace.ops[3].births[0])] {
                 let [_, uses, empty] = [0, 1, 2].map(|at| &trace.ops[begin + at]);
                 assert_eq!(uses.uses[0].storage, life.storage);

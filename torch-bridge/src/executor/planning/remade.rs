@@ -76,7 +76,9 @@ impl Remade {
     /// A storage that is not empty has another size.
     pub(super) fn grows(&mut self, storage: StorageId, size: u64) {
         let filled = self.storages.get_mut(&storage).and_then(|times| times.filled.as_mut());
-        filled.into_iter().for_each(|(_, most)| *most = size.max(*most));
+        if let Some((_, most)) = filled {
+            *most = size.max(*most);
+        }
     }
 
     /// A storage is empty, from the end of this op on.
