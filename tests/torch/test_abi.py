@@ -256,6 +256,7 @@ ARGUMENTS = {
     "learn_again": (),
     "leave_plan": (),
     "lift_budget": (),
+    "looks_at_regions": (),
     "name": (1, _native.Kind.BUFFER, "a name"),
     "op_begin": (-1, 0, b"an op", {1: 0}, 0),
     "pause": (),

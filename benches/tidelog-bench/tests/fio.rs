@@ -217,8 +217,9 @@ fn our_logs_over_time_are_fios() {
         let (theirs, _) = logged(fio(), "libaio", &directory.at("fio"), &windows);
         assert!(theirs.keys().eq(logs.keys()), "{:?} {:?}", theirs.keys(), logs.keys());
         for log in [&theirs, &logs].into_iter().flat_map(|logs| logs.values()) {
-            // Three to five windows, each with reads and writes; their fields are the same.
-            assert!((4..=10).contains(&log.len()), "{log:?}");
+            // Up to five windows, each with reads and writes; their fields are the same. A disk on
+            // which others wait for most of a second leaves one.
+            assert!((2..=10).contains(&log.len()), "{log:?}");
             assert!(log.iter().all(|line| line.len() == 5 && line[3..] == [0, 0]), "{log:?}");
             assert!(log.is_sorted_by_key(|line| line[0]) && log[0][0] >= 190, "{log:?}");
             assert!(log.iter().any(|line| line[2] == 0) && log.iter().any(|line| line[2] == 1));
