@@ -28,4 +28,4 @@ pub use cuda::{CudaError, Gpu};
 pub use cufile::{Compat, CuFileError, Driver, Mode};
 pub use path::{CallerRegion, GdsBackend, GdsOptions};
 pub use staged::StagedGpu;
-pub use tier::{HostTier, HostTierError, HostTierStats, MeasuredLink, TimedCopies, WayRates};
+pub use tier::{HostTier, HostTierError, HostTierStats, TimedCopies};

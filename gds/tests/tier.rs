@@ -9,7 +9,7 @@ use tidelog_engine::memory::{GpuDestination, GpuEvent, GpuSource};
 use tidelog_engine::schedule::{CompletionQueue, TransferError, TransferOutcome, Urgency};
 use tidelog_engine::units::ByteCount;
 use tidelog_gds::cuda::{DeviceMemory, Event, Stream};
-use tidelog_gds::{HostTier, HostTierError, MeasuredLink, TimedCopies};
+use tidelog_gds::{HostTier, HostTierError, TimedCopies};
 use tidelog_tests::machine::FakeGpu;
 use tidelog_tests::sim::Random;
 
@@ -498,13 +498,4 @@ fn what_the_gpu_refuses_of_an_ordered_put_takes_no_room() {
         drop(stage);
         fake.assert_lawful();
     }
-}
-
-#[test]
-fn the_link_is_measured_where_there_is_memory_for_that() {
-    let fake = FakeGpu::start(3, 0);
-    let link = Stage::new(&fake, 64 * MIB).tier.link().unwrap();
-    let MeasuredLink { alone, both } = link;
-    assert!((1..=alone.out).contains(&both.out) && (1..=alone.back).contains(&both.back));
-    assert_eq!(Stage::new(&fake, MIB).tier.link(), None);
 }

@@ -3,7 +3,7 @@ executor, tier and arena, and a GPU that is not there."""
 
 import pytest
 
-from tidetest.walk import Costs, walked
+from tidetest.walk import walked
 
 
 @pytest.fixture(scope="module")
@@ -16,11 +16,6 @@ def test_a_walk_takes_the_same_whatever_the_machine_does(folder):
     assert abs(first["took_ns"] - again["took_ns"]) < first["took_ns"] / 50
     # The kernels of the trace, by the factor of the H200, and no step is shorter.
     assert first["kernels_ns"] == again["kernels_ns"] and abs(first["kernels_ns"] - 218_400_000) < 1_000_000
-    # Before a step has shown anything the link has been measured, one way at a time.
-    link, costs = first["host_link"], Costs()
-    for way, name in (("read", "link_back"), ("write", "link_out")):
-        assert link[way]["from"] == "self-test"
-        assert link[way]["bytes_per_second"] == pytest.approx(costs[name] * 1e9, rel=0.05)  # each copy begins late
     assert first["took_ns"] > first["kernels_ns"] and first["requests"] > 100 and first["host_bytes"] > 1 << 30
 
 

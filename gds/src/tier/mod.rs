@@ -14,7 +14,6 @@ mod copies;
 mod host_copy;
 mod line;
 mod ordered;
-mod self_test;
 mod space;
 
 use std::collections::HashMap;
@@ -33,7 +32,6 @@ use host_copy::HostCopy;
 use line::TierQueue;
 pub use line::TierTicket;
 use ordered::OrderedPuts;
-pub use self_test::{MeasuredLink, WayRates};
 use space::{Room, TierSpace};
 
 /// The reason why the tier does not do something.
@@ -108,7 +106,6 @@ pub struct HostTier {
     books: Arc<Books>,
     space: TierSpace,
     memory: Arc<HostMemory>,
-    link: Option<MeasuredLink>,
 }
 
 /// The copies, and what was moved for them.
@@ -146,17 +143,15 @@ enum Work {
 }
 
 impl HostTier {
-    /// Page-locks `capacity` bytes for tensors of `gpu`, measures the link between them, which
-    /// takes some 50 ms, and starts the threads.
+    /// Page-locks `capacity` bytes for tensors of `gpu`, and starts the threads.
     pub fn open(gpu: &Arc<Gpu>, capacity: ByteCount) -> Result<Self, HostTierError> {
         let bytes = usize::try_from(capacity.0).unwrap_or(usize::MAX);
         let memory = Arc::new(HostMemory::new(gpu, bytes)?);
-        let link = self_test::measure(gpu, &memory)?;
-        let queue = |name| TierQueue::start(name, TierCopies::new(gpu, &memory)?);
-        let (out, back) = (queue("tidelog-tier-out")?, queue("tidelog-tier-in")?);
+        let line = |name| TierQueue::start(name, TierCopies::new(gpu, &memory)?);
+        let (out, back) = (line("tidelog-tier-out")?, line("tidelog-tier-in")?);
         let (books, space) = (Arc::<Books>::default(), TierSpace::new(bytes));
         let ordered = OrderedPuts::start(gpu, &memory, &books)?;
-        Ok(Self { ordered, out, back, books, space, memory, link })
+        Ok(Self { ordered, out, back, books, space, memory })
     }
 
     /// Copies a tensor here, which then has its name; a copy that had it is replaced. The memory is
@@ -237,12 +232,6 @@ impl HostTier {
     /// Gives a copy's memory to others, once no job uses it. Whether there was one.
     pub fn delete(&self, id: TensorId) -> bool {
         self.books.lock().remove(&id).is_some()
-    }
-
-    /// Returns the rates of the link, as they were measured at the beginning. Nothing where the
-    /// memory is less than 32 MiB, or the GPU had no room.
-    pub fn link(&self) -> Option<MeasuredLink> {
-        self.link
     }
 
     /// Cancels what has not begun, and waits for the rest: afterwards nothing touches a caller's

@@ -139,17 +139,13 @@ impl Bridge {
 
 /// Returns the runtime of a session whose tensors leave a GPU for host memory, for its plans: the
 /// likeliest costs, and for a request what it was measured to take, if it was. `in_arena`: whether
-/// large tensors come from an arena. `both_ways`: the link's rates both ways at once; without them
-/// the machine's are taken for those, which then were measured in steps that move both ways.
-pub fn session_runtime(
-    in_arena: bool,
-    request: Option<Nanos>,
-    both_ways: Option<CopyRates>,
-) -> GpuRuntime {
+/// large tensors come from an arena. Rates both ways at once are the measured ones, which are those
+/// of steps that move both ways.
+pub fn session_runtime(in_arena: bool, request: Option<Nanos>) -> GpuRuntime {
     let bridge = if in_arena { Bridge::Arena } else { Bridge::Ordered };
     let runtime = bridge.runtime(&Constants::at(RangeEnd::Value));
     let request = request.unwrap_or(runtime.costs.request);
-    GpuRuntime { costs: GpuCosts { request, both_ways, ..runtime.costs }, ..runtime }
+    GpuRuntime { costs: GpuCosts { request, both_ways: None, ..runtime.costs }, ..runtime }
 }
 
 const CHECKS_IN_STREAM: GpuBehaviour = GpuBehaviour {

@@ -232,7 +232,6 @@ def figures_of(tide, took):
         "told_ns": time and time["time_ns"],
         "causes_ns": time and time["causes_ns"],
         "phase": tide.phase,
-        "host_link": stats["machine"]["host"],
     }
 
 

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use tidelog_engine::pool::Pool;
 use tidelog_engine::units::ByteCount;
-use tidelog_gds::HostTier;
 use tidelog_planner::recompute::{CheckpointedRegion, SameWrites};
 use tidelog_planner::residency::{
     Config, EvictError, OpProgress, OpUse, ProtocolError, Residency, StorageId,
@@ -69,8 +68,7 @@ impl Session {
         let tier = open_tier(config.pool.place, config.host_memory)?;
         let pool = SharedPool::take(&config.pool)?;
         // Behind the pool, which may have made its devices.
-        let measured = tier.as_ref().and_then(HostTier::link);
-        let links = LinkRates::of(&config.pool, measured);
+        let links = LinkRates::of(&config.pool);
         let place = config.pool.place;
         let planning =
             Planning::new(config.policy, config.reactive, Bytes(staging), (place, links));

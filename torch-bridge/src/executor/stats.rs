@@ -78,8 +78,8 @@ fn plan(planned: &Planned, planning: &Planning, history: &History) -> Value {
     })
 }
 
-/// Returns the rates of a plan that is made now, and by what each rate is known: measured in steps
-/// or by the self-test, the links, or nothing (assumed).
+/// Returns the rates of a plan that is made now, and by what each rate is known: measured, the
+/// links, or nothing (assumed).
 fn rates(rates: &SessionRates, links: &[String]) -> Value {
     let both = |(read, write): (Rate, Rate)| json!({ "read": read, "write": write });
     json!({ "ssd": both(rates.ssd), "host": rates.host.map(both), "links": links })

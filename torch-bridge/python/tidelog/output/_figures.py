@@ -73,7 +73,7 @@ class SimulatedStep(TypedDict):
 
 
 # The key is a keyword of Python.
-Rate = TypedDict("Rate", {"bytes_per_second": int, "from": Literal["measured", "self-test", "links", "assumed"]})
+Rate = TypedDict("Rate", {"bytes_per_second": int, "from": Literal["measured", "links", "assumed"]})
 
 
 class Rates(TypedDict):

@@ -1,17 +1,14 @@
-//! Rates of links: in the kernel's tables of PCI Express, for a pool's devices and its GPU, and
-//! those of a GPU's link as they were measured when the session began. A plan is made with the
-//! former until transfers have shown how fast they are: a link is what an SSD or a GPU was made
-//! for, and never less than what it does. The latter hold as long as no step contradicts them.
+//! Rates of links in the kernel's tables of PCI Express, for a pool's devices and its GPU. A plan
+//! is made with it until transfers have shown how fast they are: a link is what an SSD or a GPU was
+//! made for, and never less than what it does.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 use tidelog_engine::path::DeviceSpec;
+use tidelog_gds::Gpu;
 use tidelog_gds::topology::{PciDevice, Sysfs, payload_of};
-use tidelog_gds::{Gpu, MeasuredLink, WayRates};
-use tidelog_planner::simulate::CopyRates;
 use tidelog_planner::units::{Bandwidth, Bytes};
 
-use crate::executor::step_rate::StepRate;
 use crate::memory::MemoryPlace;
 use crate::pool::PoolConfig;
 
@@ -24,16 +21,13 @@ pub(in crate::executor) struct LinkRates {
     pub(super) ssd: Option<Bandwidth>,
     /// The GPU.
     pub(super) gpu: Option<Bandwidth>,
-    /// The GPU's link to host memory, as it was measured.
-    pub(super) measured: Option<MeasuredLink>,
     /// The links that the tables describe, in words.
     pub(super) descriptions: Vec<String>,
 }
 
 impl LinkRates {
-    /// Reads the rates of the devices and the GPU that a pool is opened for. `measured`: what the
-    /// GPU's link was measured to do.
-    pub(in crate::executor) fn of(config: &PoolConfig<'_>, measured: Option<MeasuredLink>) -> Self {
+    /// Reads the rates of the devices and the GPU that a pool is opened for.
+    pub(in crate::executor) fn of(config: &PoolConfig<'_>) -> Self {
         let sysfs = Sysfs::default();
         let devices = DeviceSpec::parse_list(config.devices).unwrap_or_default();
         let ssds: Vec<_> = devices.iter().map(|device| controller_of(&sysfs, device)).collect();
@@ -42,7 +36,7 @@ impl LinkRates {
             MemoryPlace::Gpu(number) => Gpu::open(number.into()).ok(),
         };
         let gpu = gpu.and_then(|gpu| sysfs.pci_device(gpu.pci_address()));
-        Self { measured, ..Self::between(&sysfs, &ssds, gpu.as_ref()) }
+        Self::between(&sysfs, &ssds, gpu.as_ref())
     }
 
     fn between(sysfs: &Sysfs, ssds: &[Option<PciDevice>], gpu: Option<&PciDevice>) -> Self {
@@ -51,55 +45,8 @@ impl LinkRates {
         let payload = |rate: u64| Bandwidth(payload_of(rate));
         let devices = ssds.iter().flatten().chain(gpu);
         let descriptions = devices.filter_map(|device| describe(sysfs, device)).collect();
-        Self {
-            ssd: ssd_rate.map(payload),
-            gpu: gpu_rate.map(payload),
-            measured: None,
-            descriptions,
-        }
+        Self { ssd: ssd_rate.map(payload), gpu: gpu_rate.map(payload), descriptions }
     }
-}
-
-/// Part of a rate, 1 / this, by which what a step shows may lie beside what was measured.
-const TOLERANCE: u64 = 20;
-
-impl LinkRates {
-    /// Returns the measured rate of one way alone, from the GPU (`is_out`) or to it.
-    pub(super) fn tested(&self, is_out: bool) -> Option<Bandwidth> {
-        self.measured.map(|MeasuredLink { alone, .. }| Bandwidth(of_way(alone, is_out)))
-    }
-
-    /// Returns the rate of one way alone for one that steps have shown, of copies from the GPU
-    /// (`is_out`) or to it. Steps move both ways, by turns and at once: what lies between the two
-    /// rates that were measured says that both hold. Another rate stays what it is.
-    pub(super) fn alone(&self, shown: Bandwidth, is_out: bool) -> Bandwidth {
-        let Some(MeasuredLink { alone, both }) = self.measured else { return shown };
-        let (both, alone) = (of_way(both, is_out), of_way(alone, is_out));
-        let between = both - both / TOLERANCE..=alone.saturating_add(alone / TOLERANCE);
-        if between.contains(&shown.0) { Bandwidth(alone) } else { shown }
-    }
-
-    /// Returns the pace of a step with the rates of one way alone.
-    pub(super) fn alone_in(&self, pace: StepRate) -> StepRate {
-        StepRate {
-            host_read: pace.host_read.map(|shown| self.alone(shown, false)),
-            host_write: pace.host_write.map(|shown| self.alone(shown, true)),
-            ..pace
-        }
-    }
-
-    /// Returns the rates of both ways at once for a plan with these rates of one way, back and out.
-    /// Nothing where steps have shown others: they are of steps that move both ways, and serve for
-    /// both.
-    pub(super) fn both_ways(&self, back: Bandwidth, out: Bandwidth) -> Option<CopyRates> {
-        let MeasuredLink { alone, both } = self.measured?;
-        let holds = (alone.back, alone.out) == (back.0, out.0);
-        holds.then_some(CopyRates { out: Bandwidth(both.out), back: Bandwidth(both.back) })
-    }
-}
-
-fn of_way(rates: WayRates, is_out: bool) -> u64 {
-    if is_out { rates.out } else { rates.back }
 }
 
 /// The NVMe controller behind a device, if it is one's: the link of a virtual disk says nothing of
@@ -249,38 +196,5 @@ mod tests {
         assert_eq!(find("spdk:0000:3a:00.0"), None, "a bridge");
         assert_eq!(find("/"), None, "a directory");
         assert_eq!(find("/nowhere"), None);
-    }
-
-    fn measured(alone: (u64, u64), both: (u64, u64)) -> LinkRates {
-        let rates = |(out, back)| WayRates { out, back };
-        let measured = Some(MeasuredLink { alone: rates(alone), both: rates(both) });
-        LinkRates { measured, ..LinkRates::default() }
-    }
-
-    #[test]
-    fn what_steps_show_between_both_ways_and_one_says_that_the_measured_rates_hold() {
-        let links = measured((1000, 800), (900, 400));
-        for (shown, is_out, expected) in [
-            (950, true, 1000),
-            (860, true, 1000),
-            (1049, true, 1000),
-            (854, true, 854),
-            (1051, true, 1051),
-            (500, false, 800),
-            (379, false, 379),
-        ] {
-            assert_eq!(links.alone(Bandwidth(shown), is_out), Bandwidth(expected), "{shown}");
-        }
-        let none = LinkRates::default();
-        assert_eq!(none.alone(Bandwidth(7), true), Bandwidth(7));
-    }
-
-    #[test]
-    fn plans_know_both_ways_at_once_while_the_measured_rates_hold() {
-        let links = measured((1000, 800), (900, 400));
-        let both = links.both_ways(Bandwidth(800), Bandwidth(1000));
-        assert_eq!(both, Some(CopyRates { out: Bandwidth(900), back: Bandwidth(400) }));
-        assert_eq!(links.both_ways(Bandwidth(800), Bandwidth(700)), None, "shown by steps");
-        assert_eq!(LinkRates::default().both_ways(Bandwidth(800), Bandwidth(1000)), None);
     }
 }

@@ -459,8 +459,7 @@ impl Planning {
         if self.awaited().is_some() {
             return;
         }
-        let pace = self.links.alone_in(history.counters().last_pace());
-        if let Some(pace) = self.drift.step_ends(pace) {
+        if let Some(pace) = self.drift.step_ends(history.counters().last_pace()) {
             self.plan_again(Occasion::Drift(pace), pace, (machine, history));
         }
     }
@@ -494,11 +493,10 @@ impl Planning {
     /// leave for host memory.
     fn gpu_runtime(&self, machine: &Machine, runtime: Runtime) -> Option<GpuRuntime> {
         let MemoryPlace::Gpu(ordinal) = self.place else { return None };
-        let host = machine.host?;
+        machine.host?;
         // A transfer is two requests: one for its memory, one to let go of it.
         let request = Some(Nanos(runtime.handling.0 / 2)).filter(|request| request.0 > 0);
-        let both_ways = self.links.both_ways(host.read, host.write);
-        Some(session_runtime(has_gpu_arena(ordinal), request, both_ways))
+        Some(session_runtime(has_gpu_arena(ordinal), request))
     }
 
     /// Returns what makes a plan the best, for steps that take `compute` without waits, and their

@@ -38,13 +38,6 @@ impl Rate {
             (None, None) => Self { rate: assumed, from: "assumed" },
         }
     }
-
-    /// Returns what the GPU's link was measured to do alone, where steps have shown nothing else.
-    fn of_link(self, links: &LinkRates, is_out: bool) -> Self {
-        let Some(tested) = links.tested(is_out) else { return self };
-        let holds = self.from != "measured" || links.alone(self.rate, is_out) == tested;
-        if holds { Self { rate: tested, from: "self-test" } } else { self }
-    }
 }
 
 /// The rates of a session now.
@@ -62,11 +55,10 @@ impl SessionRates {
             (Rate::of(read, link, assumed), Rate::of(write, link, assumed))
         };
         let has_host_memory = machine.host_memory().0 > 0;
-        let host = has_host_memory.then(|| {
-            let (read, write) = both(Target::Host, links.gpu, HOST_BANDWIDTH_DEFAULT);
-            (read.of_link(links, false), write.of_link(links, true))
-        });
-        Self { ssd: both(Target::Ssd, links.ssd, SSD_BANDWIDTH_DEFAULT), host }
+        Self {
+            ssd: both(Target::Ssd, links.ssd, SSD_BANDWIDTH_DEFAULT),
+            host: has_host_memory.then(|| both(Target::Host, links.gpu, HOST_BANDWIDTH_DEFAULT)),
+        }
     }
 
     /// Returns the machine of a plan.
@@ -92,7 +84,6 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use tidelog_engine::schedule::Urgency;
-    use tidelog_gds::{MeasuredLink, WayRates};
     use tidelog_planner::residency::{Config, StorageId};
     use tidelog_planner::trace::StorageKind;
 
@@ -119,7 +110,7 @@ mod tests {
     #[test]
     fn the_first_machine_is_what_the_links_carry() {
         let (ssd, gpu) = (Bandwidth(3), Bandwidth(5));
-        let links = LinkRates { ssd: Some(ssd), gpu: Some(gpu), ..LinkRates::default() };
+        let links = LinkRates { ssd: Some(ssd), gpu: Some(gpu), descriptions: Vec::new() };
         let residency = Residency::new(Config {
             host_memory: Bytes(1 << 20),
             ..Config::new(Bytes(1 << 30), Bytes(0))
@@ -155,26 +146,5 @@ mod tests {
         assert_eq!(from(Some(measured), None), (measured, "measured"));
         assert_eq!(from(None, Some(link)), (link, "links"));
         assert_eq!(from(None, None), (assumed, "assumed"));
-    }
-
-    #[test]
-    fn the_self_test_comes_before_a_link_and_gives_way_to_steps_that_contradict_it() {
-        let rates = |out, back| WayRates { out, back };
-        let measured = Some(MeasuredLink { alone: rates(1000, 800), both: rates(900, 400) });
-        let links = LinkRates { measured, ..LinkRates::default() };
-        let of = |rate, from, is_out| {
-            let Rate { rate, from } = Rate { rate: Bandwidth(rate), from }.of_link(&links, is_out);
-            (rate.0, from)
-        };
-        assert_eq!(of(5000, "links", true), (1000, "self-test"));
-        assert_eq!(of(5000, "assumed", false), (800, "self-test"));
-        assert_eq!(
-            of(950, "measured", true),
-            (1000, "self-test"),
-            "both ways, by turns and at once"
-        );
-        assert_eq!(of(300, "measured", false), (300, "measured"), "slower than it ever was");
-        let without = Rate { rate: Bandwidth(7), from: "links" };
-        assert_eq!(without.of_link(&LinkRates::default(), true), without);
     }
 }
