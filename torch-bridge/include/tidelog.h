@@ -1319,9 +1319,9 @@ int32_t tide_session_choose_regions(uint64_t session,
  * What reads the bytes of either is taken to read the same. The caller compares them in later
  * steps, too.
  *
- * From the first call on, which may name none, a storage is one and the same in all of a step, also
- * where that empties it and fills it again; before, plans have each such time as a storage of its
- * own.
+ * From the first call on, which may name none, a storage is one and the same in all of a step,
+ * also where that empties it and fills it again; before, plans have each such time as a storage of
+ * its own.
  *
  * # Safety
  * `pairs` has `count` items.
