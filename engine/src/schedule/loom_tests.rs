@@ -16,6 +16,7 @@ use super::active::{Active, Job, Order};
 use super::completion::{CompletionQueue, Notify};
 use super::finish::Finish;
 use super::first_end::EndListener;
+use super::idle::LastUse;
 use super::mailbox::{Abandon, Mailbox, ReactorMessage};
 use super::options::{ReactorOptions, SubmitError};
 use super::subject::Subject;
@@ -70,9 +71,9 @@ impl Running {
         let (sender, receiver) = mpsc::channel();
         let thread = thread::spawn(move || {
             let disks = SimDisks(vec![SimDisk::new(ByteCount::mib(1))]);
-            let (worker, started) =
-                Worker::open(Box::new(disks), options, Staging { threads: 1, memory: None })
-                    .unwrap();
+            let staging = Staging { threads: 1, memory: None };
+            let of_all = (staging, Arc::new(LastUse::new()));
+            let (worker, started) = Worker::open(Box::new(disks), options, of_all).unwrap();
             sender.send(started.mailbox).unwrap();
             worker.run()
         });
