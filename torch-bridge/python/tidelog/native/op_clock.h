@@ -54,11 +54,15 @@ class OpClock {
     if (is_its_stream()) end_part();
   }
 
-  // Goes on with the op.
-  void go_on() {
+  // Goes on with the op. Never throws: destructors call it.
+  void go_on() noexcept {
     if (!runs_.load(std::memory_order_relaxed)) return;
     std::lock_guard lock(mutex_);
-    if (is_its_stream()) begin_part();
+    try {
+      if (is_its_stream()) begin_part();
+    } catch (...) {  // the GPU has failed: the next op says so
+      runs_ = false;
+    }
   }
 
   // The nanoseconds that each op took, 0 for one that has not run. All has happened on the device.
