@@ -1,7 +1,7 @@
 //! The quantities of the engine as types, so that a length is never taken for an address.
 
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A number of bytes: a length, a capacity, or an offset within a tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,6 +37,12 @@ impl ByteCount {
     pub fn time_at(self, rate: Self) -> Duration {
         let nanoseconds = (u128::from(self.0) * 1_000_000_000).checked_div(rate.0.into());
         Duration::from_nanos(nanoseconds.unwrap_or(0) as u64)
+    }
+
+    /// Returns how long to wait until this many bytes have been moved since then at no more than
+    /// that rate.
+    pub fn time_left(self, rate: Self, since: Instant) -> Duration {
+        self.time_at(rate).saturating_sub(since.elapsed())
     }
 }
 

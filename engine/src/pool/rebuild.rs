@@ -195,7 +195,7 @@ impl Rebuild {
 
     /// Returns the time after which the next step keeps to the rate.
     pub fn due(&self) -> Duration {
-        ByteCount(self.begun).time_at(self.rate).saturating_sub(self.begun_at.elapsed())
+        ByteCount(self.begun).time_left(self.rate, self.begun_at)
     }
 
     /// Goes on by a part of what is left, at once. `None` if all of it is on the medium.

@@ -67,11 +67,8 @@ pub fn replace<Device: MemberSource + Clone>(
     options: &ReplaceOptions,
     progress: &mut dyn FnMut(ReplaceProgress),
 ) -> Result<Replaced, ReshapeError> {
-    let all: Vec<Device> = others.iter().chain([new]).cloned().collect();
-    if let Some((one, other)) = Device::find_twins(&all) {
-        return Err(FormatError::SameDevice(one, other).into());
-    }
-    let (geometry, place) = match prepare(new, others, options)? {
+    let all = together(new, others)?;
+    let (geometry, place) = match prepare(new, others, options, u32::MAX)? {
         Prepared::Whole(place) => return end_whole(&all, place, options),
         Prepared::Begun { geometry, place } => (geometry, place),
     };
@@ -103,22 +100,25 @@ pub fn begin_replacement<Device: MemberSource + Clone>(
     others: &[Device],
     options: &ReplaceOptions,
 ) -> Result<(u32, bool), ReshapeError> {
-    let all: Vec<Device> = others.iter().chain([new]).cloned().collect();
-    if let Some((one, other)) = Device::find_twins(&all) {
-        return Err(FormatError::SameDevice(one, other).into());
-    }
-    let access = MemberAccess::to_look(options.buffered);
-    let members = Members::open(others, &access)?;
-    let Arranged { superblocks, .. } = arrange_those(members, &[], Completeness::Degraded)?;
-    if let Some(shares) = superblocks.first().map(|it| it.geometry.shares).filter(|it| *it > 1) {
-        return Err(ReshapeError::Shares(shares));
-    }
-    match prepare(new, others, options)? {
+    let all = together(new, others)?;
+    match prepare(new, others, options, 1)? {
         Prepared::Whole(place) => {
             end_whole(&all, place, options)?;
             Ok((place, true))
         }
         Prepared::Begun { place, .. } => Ok((place, false)),
+    }
+}
+
+/// Returns all devices of the pool, of which none is another by another name.
+fn together<Device: MemberSource + Clone>(
+    new: &Device,
+    others: &[Device],
+) -> Result<Vec<Device>, ReshapeError> {
+    let all: Vec<Device> = others.iter().chain([new]).cloned().collect();
+    match Device::find_twins(&all) {
+        Some((one, other)) => Err(FormatError::SameDevice(one, other).into()),
+        None => Ok(all),
     }
 }
 
@@ -168,10 +168,12 @@ enum Prepared {
 }
 
 /// Has the others go on without the old device, and the new one be a replacement that is begun.
+/// Refuses a pool of more than `shares_max` shares.
 fn prepare<Device: MemberSource>(
     new: &Device,
     others: &[Device],
     options: &ReplaceOptions,
+    shares_max: u32,
 ) -> Result<Prepared, ReshapeError> {
     let access = MemberAccess::alone(options.buffered);
     let members = Members::open(others, &access)?;
@@ -181,6 +183,9 @@ fn prepare<Device: MemberSource>(
         return Err(OpenError::Devices(0).into());
     };
     let (newest, geometry) = (*newest, newest.geometry);
+    if geometry.shares > shares_max {
+        return Err(ReshapeError::Shares(geometry.shares));
+    }
     let missing = members.missing();
     let Some(place) = missing.iter().next() else { return Err(ReshapeError::NoneMissing) };
     start::refuse_overwritten(&members, &superblocks)?;

@@ -148,18 +148,12 @@ impl<Device: MemberSource> Reshaping<'_, Device> {
                 moved += step.copied.0;
                 let done = ByteCount(total.saturating_sub(left()));
                 progress(ReshapeProgress { done, total: ByteCount(total) });
-                keep_rate(self.options.rate, begun, moved);
+                std::thread::sleep(ByteCount(moved).time_left(self.options.rate, begun));
             }
         }
         progress(ReshapeProgress { done: ByteCount(total), total: ByteCount(total) });
         Ok(ByteCount(moved))
     }
-}
-
-/// Waits while more bytes were moved since then than the rate allows.
-pub(super) fn keep_rate(rate: ByteCount, begun: Instant, bytes: u64) {
-    let due = ByteCount(bytes).time_at(rate);
-    std::thread::sleep(due.saturating_sub(begun.elapsed()));
 }
 
 fn close_all(shares: Vec<Pool>) -> Result<(), ReshapeError> {

@@ -78,17 +78,12 @@ impl Scrubbing<'_> {
             while let Some(scrubbed) = steps.step().map_err(|error| failed(&error))? {
                 report.add(scrubbed);
                 advance(&bar, report.bytes, self.total);
-                self.keep_rate(report.bytes);
+                let rate = self.args.rate.unwrap_or_default();
+                std::thread::sleep(report.bytes.time_left(rate, self.begun));
             }
             pool.close().map_err(|error| failed(&error))?;
         }
         bar.finish_and_clear();
         Ok(report)
-    }
-
-    /// Waits while more was read than the rate allows.
-    fn keep_rate(&self, read: ByteCount) {
-        let due = read.time_at(self.args.rate.unwrap_or_default());
-        std::thread::sleep(due.saturating_sub(self.begun.elapsed()));
     }
 }
