@@ -144,7 +144,7 @@ impl DmaPool {
     }
 
     /// Returns the bytes of the pool that have pages.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn resident_bytes(&self) -> u64 {
         let (base, length) = self.span();
         let mut pages = vec![0_u8; length / ALIGNMENT];

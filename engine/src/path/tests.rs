@@ -120,11 +120,13 @@ fn read(path: &mut dyn DataPath, pool: &DmaPool, device: u8, extent: Extent) -> 
 }
 
 /// Operations on three blocks of a file, of each of which the kernel has done the first block.
+#[cfg(not(loom))]
 pub(super) struct HalfDone {
     directory: Directory,
     pub(super) memory: DmaPool,
 }
 
+#[cfg(not(loom))]
 impl HalfDone {
     pub(super) fn new() -> Self {
         let memory = DmaPool::new(ByteCount::kib(64), false).unwrap();
