@@ -55,6 +55,7 @@ PARTS = [
     ("clocks", r"Timespec|Instant|clock_gettime"),
 ]
 REST = "rest"
+PART_NAMES = [*(part for part, _ in PARTS), REST]
 
 
 def part_of(function):
@@ -90,7 +91,7 @@ def measure(row, bench, folder):
     parts = collections.Counter()
     for function in longer.keys() | shorter.keys():
         parts[part_of(function)] += (longer[function] - shorter[function]) / row.operations
-    return {part: round(parts[part], 1) for part in [*(part for part, _ in PARTS), REST]}
+    return {part: round(parts[part], 1) for part in PART_NAMES}
 
 
 def built():
@@ -100,10 +101,10 @@ def built():
 
 
 def table(results):
-    parts = [*(part for part, _ in PARTS), REST]
-    lines = ["| instructions of one | all | " + " | ".join(parts) + " |", "|---" * (len(parts) + 2) + "|"]
+    names = ["instructions of one", "all", *PART_NAMES]
+    lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     for name, of in results.items():
-        cells = [f"{sum(of.values()):,.0f}", *(f"{of[part]:,.0f}" for part in parts)]
+        cells = [f"{sum(of.values()):,.0f}", *(f"{of[part]:,.0f}" for part in PART_NAMES)]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

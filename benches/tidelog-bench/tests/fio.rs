@@ -201,25 +201,37 @@ fn logged(mut program: Command, engine: &str, directory: &str, more: &[&str]) ->
     (logs.collect(), report)
 }
 
+/// Returns the logs of a run of a second in windows, of another run where the disk was so busy with
+/// other programs that there are too few.
+fn in_windows(
+    program: impl Fn() -> Command,
+    engine: &str,
+    directory: impl Fn(u32) -> String,
+) -> Logs {
+    let windows = ["--time_based", "--runtime=1", "--log_avg_msec=200"];
+    let run = |attempt| logged(program(), engine, &directory(attempt), &windows).0;
+    let has_enough = |logs: &Logs| logs.values().all(|log| log.len() >= 4);
+    (0..4).map(run).find(has_enough).unwrap_or_else(|| run(4))
+}
+
 type Logs = std::collections::BTreeMap<String, Vec<Vec<u64>>>;
 
 #[test]
 fn our_logs_over_time_are_fios() {
-    let directory = temporary("logs");
+    let directory = &temporary("logs");
     let ours = || Command::new(env!("CARGO_BIN_EXE_tidelog-bench"));
-    let windows = ["--time_based", "--runtime=1", "--log_avg_msec=200"];
-    let (logs, _) = logged(ours(), "tidelog-uring", &directory.at("windows"), &windows);
+    let at = |name: &'static str| move |attempt| directory.at(&format!("{name}-{attempt}"));
+    let logs = in_windows(ours, "tidelog-uring", at("windows"));
     let (single, report) = logged(ours(), "tidelog-posix", &directory.at("single"), &[]);
     if Command::new("fio").arg("--version").output().is_err() {
         skip("our_logs_over_time_are_fios", "fio is not installed");
     } else {
         let fio = || Command::new("fio");
-        let (theirs, _) = logged(fio(), "libaio", &directory.at("fio"), &windows);
+        let theirs = in_windows(fio, "libaio", at("fio"));
         assert!(theirs.keys().eq(logs.keys()), "{:?} {:?}", theirs.keys(), logs.keys());
         for log in [&theirs, &logs].into_iter().flat_map(|logs| logs.values()) {
-            // Up to five windows, each with reads and writes; their fields are the same. A disk on
-            // which others wait for most of a second leaves one.
-            assert!((2..=10).contains(&log.len()), "{log:?}");
+            // Three to five windows, each with reads and writes; their fields are the same.
+            assert!((4..=10).contains(&log.len()), "{log:?}");
             assert!(log.iter().all(|line| line.len() == 5 && line[3..] == [0, 0]), "{log:?}");
             assert!(log.is_sorted_by_key(|line| line[0]) && log[0][0] >= 190, "{log:?}");
             assert!(log.iter().any(|line| line[2] == 0) && log.iter().any(|line| line[2] == 1));

@@ -215,12 +215,7 @@ impl PoolLife {
             }
             _ => {
                 drop(pool);
-                if self.random.chance(2) {
-                    self.wait_for(0)?;
-                    self.close()?;
-                } else {
-                    self.crash();
-                }
+                self.leave()?;
                 self.open()?;
             }
         }
@@ -382,6 +377,16 @@ impl PoolLife {
     pub(super) fn cut(&mut self) -> PowerCut {
         let seed = self.random.draw();
         self.random.pick(&[PowerCut::DropAll, PowerCut::KeepAll, PowerCut::Torn(seed)])
+    }
+
+    /// The process ends, or the power goes.
+    fn leave(&mut self) -> Check {
+        if self.random.chance(2) {
+            self.wait_for(0)?;
+            return self.close();
+        }
+        self.crash();
+        Ok(())
     }
 
     /// The power goes.
@@ -636,12 +641,7 @@ impl PoolLife {
         self.seal(&pool)?;
         drop(pool);
         self.figures.replaced_in_use += 1;
-        if self.random.chance(2) {
-            self.wait_for(0)?;
-            self.close()?;
-        } else {
-            self.crash();
-        }
+        self.leave()?;
         let pool = Pool::open(&self.disks, &self::options(false));
         let pool = pool.map_err(|error| format!("it is whole, and not opened: {error}"))?;
         let found = self.found(&pool)?;
