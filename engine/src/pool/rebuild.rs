@@ -90,6 +90,7 @@ pub struct Rebuild {
     place: DeviceIndex,
     age: u64,
     rate: ByteCount,
+    urgency: Urgency,
     begun_at: Instant,
     /// Tensor bytes that were begun, and those that are there.
     begun: u64,
@@ -126,6 +127,7 @@ impl Pool {
             place: device.place,
             age: device.age,
             rate,
+            urgency: Urgency::Idle,
             begun_at: Instant::now(),
             begun: 0,
             done: 0,
@@ -188,6 +190,11 @@ impl Rebuild {
         ByteCount(self.total)
     }
 
+    /// Makes way for nobody: the pool is open for this alone.
+    pub(super) fn alone(self) -> Self {
+        Self { urgency: Urgency::Ahead, ..self }
+    }
+
     /// Has the rate count from now on.
     pub(super) fn start_clock(&mut self) {
         self.begun_at = Instant::now();
@@ -212,11 +219,11 @@ impl Rebuild {
         let is_last = group.parts.is_empty();
         if !is_last {
             self.begun += group.bytes;
-            self.copying.begin(reactor, group)?;
+            self.copying.begin((reactor, self.urgency), group)?;
         }
         let most = if is_last { 0 } else { GROUPS_IN_FLIGHT * bytes };
-        let Self { copying, lost, done, .. } = self;
-        copying.advance(reactor, most, lost, done)?;
+        let Self { copying, lost, done, urgency, .. } = self;
+        copying.advance((reactor, *urgency), most, lost, done)?;
         if is_last {
             self.look_again();
             if self.left.as_slice().is_empty() {
@@ -363,8 +370,9 @@ impl Group {
     }
 
     /// Cuts the bytes into operations: those that lie side by side on their devices are one.
-    fn operations(&self, reactor: &Reactor) -> (Vec<Piece>, Vec<Piece>) {
-        let most = if reactor.is_in_use() { SMALL_PIECE_BYTES } else { PIECE_BYTES };
+    fn operations(&self, (reactor, urgency): By<'_>) -> (Vec<Piece>, Vec<Piece>) {
+        let makes_way = urgency == Urgency::Idle && reactor.is_in_use();
+        let most = if makes_way { SMALL_PIECE_BYTES } else { PIECE_BYTES };
         let most = most.min(reactor.chunk().0);
         let (mut from, mut to) = (Vec::new(), Vec::new());
         for parts in self.parts.chunk_by(|before, part| part.follows(before)) {
@@ -401,7 +409,10 @@ impl Group {
     }
 }
 
-/// Groups on their way. Callers that wait for bytes go first.
+/// The reactor that copies, and how urgently.
+type By<'a> = (&'a Reactor, Urgency);
+
+/// Groups on their way.
 #[derive(Default)]
 struct Copying {
     reads: VecDeque<(Group, Ticket)>,
@@ -409,10 +420,10 @@ struct Copying {
 }
 
 impl Copying {
-    fn begin(&mut self, reactor: &Reactor, group: Group) -> Result<(), ReshapeError> {
+    fn begin(&mut self, by: By<'_>, group: Group) -> Result<(), ReshapeError> {
         let destination = Destination::buffer(group.bytes as usize);
-        let (pieces, _) = group.operations(reactor);
-        let read = submit(reactor, Transfer::Read { destination, pieces }, group.keep())?;
+        let (pieces, _) = group.operations(by);
+        let read = submit(by, Transfer::Read { destination, pieces }, group.keep())?;
         self.reads.push_back((group, read));
         Ok(())
     }
@@ -421,7 +432,7 @@ impl Copying {
     /// the versions of which something could not be read.
     fn advance(
         &mut self,
-        reactor: &Reactor,
+        by: By<'_>,
         most: u64,
         lost: &mut HashMap<u64, TensorKey>,
         done: &mut u64,
@@ -436,12 +447,12 @@ impl Copying {
             };
             let damaged = group.damaged(&bytes);
             if damaged.is_empty() {
-                self.write(reactor, &group, bytes)?;
+                self.write(by, &group, bytes)?;
                 continue;
             }
             // Its parts one by one, to lose no more than cannot be read.
             for part in &group.parts {
-                if !copy_alone(reactor, part)? {
+                if !copy_alone(by, part)? {
                     let version = part.reading.version();
                     lost.insert(version.serial(), version.entry.key());
                 }
@@ -457,28 +468,23 @@ impl Copying {
         Ok(())
     }
 
-    fn write(
-        &mut self,
-        reactor: &Reactor,
-        group: &Group,
-        bytes: Vec<u8>,
-    ) -> Result<(), ReshapeError> {
-        let (_, pieces) = group.operations(reactor);
+    fn write(&mut self, by: By<'_>, group: &Group, bytes: Vec<u8>) -> Result<(), ReshapeError> {
+        let (_, pieces) = group.operations(by);
         let write = Transfer::Write { source: Source::Owned(bytes), pieces };
-        self.writes.push_back((group.bytes, submit(reactor, write, group.keep())?));
+        self.writes.push_back((group.bytes, submit(by, write, group.keep())?));
         Ok(())
     }
 }
 
 /// Copies one part, compared with its checksum. Returns whether it could be read.
-fn copy_alone(reactor: &Reactor, part: &Part) -> Result<bool, ReshapeError> {
+fn copy_alone(by: By<'_>, part: &Part) -> Result<bool, ReshapeError> {
     let [from, to] = [part.from, part.to].map(|piece| Piece { tensor_offset: 0, ..piece });
     let keep = || {
         let reading = Arc::clone(&part.reading);
         Finish::new(move |_| drop(reading))
     };
     let destination = Destination::buffer(from.length as usize);
-    let read = submit(reactor, Transfer::Read { destination, pieces: vec![from] }, keep())?;
+    let read = submit(by, Transfer::Read { destination, pieces: vec![from] }, keep())?;
     match read.wait() {
         Ok(_) => (),
         Err(error) if says_something(&error) => return Ok(false),
@@ -486,7 +492,7 @@ fn copy_alone(reactor: &Reactor, part: &Part) -> Result<bool, ReshapeError> {
     }
     let source = Source::Owned(read.take_bytes().unwrap_or_default());
     let pieces = vec![Piece { checksum: None, ..to }];
-    submit(reactor, Transfer::Write { source, pieces }, keep())?.wait()?;
+    submit(by, Transfer::Write { source, pieces }, keep())?.wait()?;
     Ok(true)
 }
 
@@ -499,6 +505,10 @@ fn says_something(error: &TransferError) -> bool {
     }
 }
 
-fn submit(reactor: &Reactor, transfer: Transfer, finish: Finish) -> Result<Ticket, SubmitError> {
-    reactor.submit_about(Subject::default(), transfer, Urgency::Idle, None, finish)
+fn submit(
+    (reactor, urgency): By<'_>,
+    transfer: Transfer,
+    finish: Finish,
+) -> Result<Ticket, SubmitError> {
+    reactor.submit_about(Subject::default(), transfer, urgency, None, finish)
 }

@@ -142,7 +142,7 @@ fn rebuild_all(
     refuse_loss(&lost)?;
     let rebuilds = shares.iter().map(|pool| pool.rebuild(options.rate));
     let rebuilds: Vec<_> = rebuilds.collect::<Result<_, _>>()?;
-    let mut rebuilds: Vec<Rebuild> = rebuilds.into_iter().flatten().collect();
+    let mut rebuilds: Vec<Rebuild> = rebuilds.into_iter().flatten().map(Rebuild::alone).collect();
     let total = ByteCount(rebuilds.iter().map(|it| it.total().0).sum());
     let (mut before, mut lost) = (ByteCount::ZERO, Vec::new());
     for rebuild in &mut rebuilds {

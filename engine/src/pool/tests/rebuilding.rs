@@ -249,3 +249,20 @@ fn where_one_more_is_missing_or_others_have_shares_nothing_is_begun_or_taken_in(
     assert!(matches!(refused, ReshapeError::Shares(2)), "{refused}");
     open(&shared).close().unwrap();
 }
+
+#[test]
+fn who_replaces_a_device_of_a_closed_pool_does_not_make_way_for_the_opening_before() {
+    let disks: Vec<SimDisk> = (0..2).map(|_| SimDisk::new(ByteCount::mib(32))).collect();
+    let format = FormatOptions { copies: Copies::Two, ..FormatOptions::default() };
+    Pool::format(&disks, &format).unwrap();
+    let pool = open(&disks);
+    for id in 1..9 {
+        commit(&pool, &[(id.into(), &bytes(id, 1 << 20))], &[]).unwrap();
+    }
+    pool.close().unwrap();
+    let new = SimDisk::new(ByteCount::mib(32));
+    replace(&new, &disks[..1], &ReplaceOptions::default(), &mut |_| ()).unwrap();
+    // 8 MiB in the small pieces that let others through are 128 writes.
+    let writes = new.counters().writes;
+    assert!((32..100).contains(&writes), "{writes}");
+}
