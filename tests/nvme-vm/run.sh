@@ -62,7 +62,7 @@ if [ ! -e "$work/kernel/nfsd.ko" ]; then
 fi
 
 over_spdk="plan-vfio plan-uio plan-peer-vfio plan-peer-uio plan-faults plan-shared plan-perf plan-loopback"
-plans=${PLANS:-plan plan-poll plan-nfs plan-fdp $over_spdk}
+plans=${PLANS:-plan plan-poll plan-fence plan-nfs plan-fdp $over_spdk}
 # Whether any of them has rows over spdk: else the programs do without.
 wants_spdk() {
     local plan
@@ -218,6 +218,8 @@ for plan in $plans; do
             ;;
         plan-uio | plan-peer-uio | plan-faults | plan-perf) boot "$plan" q35 hugepages=256 ;;
         plan-poll) boot "$plan" q35 nvme.poll_queues=2 ;;
+        # Two hosts' connections to one namespace are two disks, and not two ways of one host to one disk.
+        plan-fence) boot "$plan" q35 nvme_core.multipath=N ;;
         # No IOMMU: behind one, Linux 6.1 crashes when a controller is removed while something has its disk open.
         *) boot "$plan" q35 "" ;;
     esac

@@ -117,11 +117,15 @@ macro_rules! failures {
 failures! {
     Unusable => |&error| unusable(error);
     FormatError => |error| match error {
-        FormatError::InUse { .. } | FormatError::OwnedElsewhere { .. } => FailureKind::Held,
+        FormatError::InUse { .. }
+        | FormatError::OwnedElsewhere { .. }
+        | FormatError::Reserved { .. } => FailureKind::Held,
         _ => FailureKind::Pool,
     };
     OpenError => |error| match error {
-        OpenError::ShareHeld { .. } | OpenError::OwnedElsewhere { .. } => FailureKind::Held,
+        OpenError::ShareHeld { .. }
+        | OpenError::OwnedElsewhere { .. }
+        | OpenError::Reserved { .. } => FailureKind::Held,
         _ => FailureKind::Pool,
     };
     PutError => |error| match error {

@@ -126,8 +126,14 @@ fn version_1_is_written_and_read_as_it_was_when_it_was_fixed() {
     let fixture = check_fixture("holder", &holder.encode(superblock.pool, 2, Events::NONE));
     assert_eq!(Holder::decode(&fixture, 2), Some(holder));
 
-    let owner =
-        Owner { host: "node-3".into(), owns: true, generation: 7, claim: 42, since: 1_700_000_000 };
+    let owner = Owner {
+        host: "node-3".into(),
+        owns: true,
+        generation: 7,
+        claim: 42,
+        since: 1_700_000_000,
+        fenced: false,
+    };
     let fixture = check_fixture("owner", &owner.encode(superblock.pool));
     assert_eq!(Owner::decode(&fixture), Some(owner));
 

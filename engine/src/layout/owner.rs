@@ -28,7 +28,8 @@ pub(super) struct OwnerOnMedia {
     pub(super) since: U64,
     pub(super) host_bytes: U32,
     pub(super) host: [u8; HOST_BYTES],
-    pub(super) reserved: [u8; 3772],
+    pub(super) fenced: U32,
+    pub(super) reserved: [u8; 3768],
 }
 
 const _: () = assert!(size_of::<OwnerOnMedia>() == BLOCK_BYTES as usize);
@@ -46,11 +47,14 @@ pub struct Owner {
     pub claim: u128,
     /// Time at which the claim was made, in seconds since 1970.
     pub since: u64,
+    /// True if the namespace refuses the writes of other hosts: it is reserved for this one.
+    pub fenced: bool,
 }
 
 impl fmt::Display for Owner {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "host {} since {}", self.host, utc(self.since))
+        let fenced = if self.fenced { ", by a reservation" } else { "" };
+        write!(out, "host {} since {}{fenced}", self.host, utc(self.since))
     }
 }
 
@@ -71,6 +75,7 @@ impl Owner {
         block.claim = self.claim.into();
         block.generation = self.generation.into();
         block.since = self.since.into();
+        block.fenced = u32::from(self.fenced).into();
         block.host_bytes = (length as u32).into();
         block.host[..length].copy_from_slice(&self.host.as_bytes()[..length]);
         block.checksum = checksum_of(&[bytemuck::bytes_of(&block)]).into();
@@ -91,6 +96,7 @@ impl Owner {
             generation: block.generation.get(),
             claim: block.claim.get(),
             since: block.since.get(),
+            fenced: block.fenced.get() != 0,
         })
     }
 }
@@ -99,11 +105,17 @@ impl Owner {
 mod tests {
     use super::*;
 
+    fn owner() -> Owner {
+        let (host, claim) = ("a".into(), 1 << 90);
+        Owner { host, owns: true, generation: 3, claim, since: 12, fenced: false }
+    }
+
     #[test]
     fn the_owner_is_read_back_and_a_long_name_is_cut_at_a_character() {
-        let owner =
-            Owner { host: "a".into(), owns: true, generation: 3, claim: 1 << 90, since: 12 };
+        let owner = owner();
         assert_eq!(Owner::decode(&owner.encode(1)), Some(owner.clone()));
+        let fenced = Owner { fenced: true, ..owner.clone() };
+        assert_eq!(Owner::decode(&fenced.encode(1)), Some(fenced));
         let mut unknown: OwnerOnMedia = bytemuck::pod_read_unaligned(&owner.encode(1));
         unknown.state = 2.into();
         unknown.checksum = 0.into();
@@ -117,8 +129,7 @@ mod tests {
 
     #[test]
     fn a_damaged_or_blank_block_names_nobody() {
-        let owner = Owner { host: "a".into(), owns: true, generation: 1, claim: 1, since: 1 };
-        let mut block = owner.encode(1);
+        let mut block = owner().encode(1);
         block[4000] ^= 1;
         assert_eq!(Owner::decode(&block), None);
         assert_eq!(Owner::decode(&[0; 4096]), None);

@@ -11,8 +11,8 @@ use super::device::blank::Leftover;
 use super::device::lock::LockedFile;
 use super::device::users::{lock_of_others, other_use_unless};
 use super::device::{
-    ControllerName, Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec, FillProgress,
-    OpenMode,
+    ControllerName, Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec, Fence,
+    FenceKey, FillProgress, OpenMode, fence,
 };
 use super::endurance::Endurance;
 use super::member::{MemberDevice, MemberError, MemberSource, PathRequest, mixed, of_one_kind};
@@ -200,6 +200,14 @@ impl MemberDevice for KernelMember {
 
     fn is_remote(&self) -> bool {
         self.device.is_remote()
+    }
+
+    fn fence(&self, ours: FenceKey, theirs: Option<FenceKey>) -> io::Result<Fence> {
+        fence::fence(self.device.file(), ours, theirs)
+    }
+
+    fn unfence(&self, ours: FenceKey) {
+        fence::unfence(self.device.file(), ours);
     }
 
     fn allows_several_paths(&self) -> bool {

@@ -12,7 +12,9 @@ use std::sync::Arc;
 
 use super::choose::{Backend, PathProvider};
 use super::device::blank::{Leftover, first_byte_set_by};
-use super::device::{ControllerName, DeviceIdentity, DeviceOpenError, FillProgress, OpenMode};
+use super::device::{
+    ControllerName, DeviceIdentity, DeviceOpenError, Fence, FenceKey, FillProgress, OpenMode,
+};
 use super::endurance::Endurance;
 use super::kind::PathChoice;
 use super::nvme::{AdminError, Namespace};
@@ -126,6 +128,18 @@ pub trait MemberDevice: Any + Send {
     fn is_remote(&self) -> bool {
         false
     }
+
+    /// Fences the device for this host, in place of `theirs` where another host is known to have
+    /// it: a reservation that the device's target keeps.
+    ///
+    /// # Errors
+    /// The device did not get the command, or did not answer it.
+    fn fence(&self, _ours: FenceKey, _theirs: Option<FenceKey>) -> io::Result<Fence> {
+        Ok(Fence::Unsupported)
+    }
+
+    /// Gives the reservation back, if it is this host's.
+    fn unfence(&self, _ours: FenceKey) {}
 
     /// Returns whether the member device is in this process's memory, where no other process can
     /// ever open it.

@@ -54,7 +54,7 @@ use std::time::{Duration, Instant};
 pub use choose::{Backend, KernelDevices, OpenedPath, PathProvider};
 pub use device::{
     ControllerName, DEVICES_MAX, Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec,
-    FillProgress, OpenMode, SpecError, controllers_of,
+    Fence, FenceKey, FillProgress, OpenMode, SpecError, controllers_of,
 };
 pub use endurance::{Endurance, FdpStatistics, ReclaimUnitHandle};
 pub use error::PathError;

@@ -327,6 +327,9 @@ fn meaning(errno: i32) -> &'static str {
         libc::EFBIG => {
             ": a limit of this process, or of the file system, on a file's length (ulimit -f)"
         }
+        libc::EBADE => {
+            ": another host has taken the namespace over, and keeps this one from writing"
+        }
         libc::EIO => ": the device, or the way to it, failed (dmesg says more)",
         _ => "",
     }
@@ -347,7 +350,7 @@ fn nvme_status(code_type: u8, code: u8) -> Option<&'static str> {
         (0, 0x80) => "LBA out of range",
         (0, 0x81) => "capacity exceeded",
         (0, 0x82) => "namespace not ready",
-        (0, 0x83) => "reservation conflict",
+        (0, 0x83) => "reservation conflict: another host has taken the namespace over",
         (2, 0x80) => "write fault",
         (2, 0x81) => "unrecovered read error",
         (2, 0x82..=0x84) => "end-to-end protection error",

@@ -41,6 +41,15 @@ pub enum FormatError {
         /// The host.
         owner: Owner,
     },
+    /// Device that is reserved for another host, of which its owner block does not tell.
+    #[error(
+        "{device} is reserved for another host, which alone may write it, and that is no owner of a pool: \
+         `nvme resv-report` shows whose it is"
+    )]
+    Reserved {
+        /// The device.
+        device: String,
+    },
     /// The number of devices is too small or too large.
     #[error("a pool has 1 to {DEVICES_MAX} devices, not {0}")]
     Devices(usize),
@@ -124,6 +133,15 @@ pub enum OpenError {
         device: String,
         /// The host, if it said its name.
         owner: Option<Owner>,
+    },
+    /// Device that is reserved for another host, of which its owner block does not tell.
+    #[error(
+        "{device} is reserved for another host, which alone may write it, and that is no owner of a pool: \
+         `nvme resv-report` shows whose it is"
+    )]
+    Reserved {
+        /// The device.
+        device: String,
     },
     /// The share does not exist.
     #[error("the pool has {shares} share(s), numbered from 0; there is no share {share}")]

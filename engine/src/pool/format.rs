@@ -7,13 +7,13 @@ use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::Pool;
 use super::calibrate::{self, CalibrateProgress, Calibration};
 use super::error::FormatError;
 use super::media::{MetadataIo, metadata_only};
 use super::members::{Member, MemberAccess, Members, MembersReactor};
 use super::options::{FormatOptions, PoolDescription};
 use super::superblock_copies::known_geometries;
+use super::{Pool, owner};
 use crate::layout::{
     BLOCK_BYTES, Copies, DEVICES_MAX, DeviceTable, Geometry, GeometryRequest, SUPERBLOCK_OFFSET,
     Superblock, SuperblockError, UnfinishedFormat, protective_mbr,
@@ -119,6 +119,7 @@ fn format<Source: MemberSource>(
     let sizes = sizes.collect::<Result<Vec<_>, _>>()?;
     let geometry = plan(&sizes, options)?;
 
+    owner::reserve_new(members.iter().flatten())?;
     let mut created = MadeDevices(Vec::new());
     let mut complete = Vec::new();
     for (place, ((source, member), size)) in
@@ -193,6 +194,7 @@ pub(super) fn existing<Source: MemberSource>(
 ) -> Result<Member, FormatError> {
     let member = open_existing(source, place, options)?;
     refuse_content(std::iter::once(&member), options)?;
+    owner::reserve_new([&member])?;
     Ok(member)
 }
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use super::absent::AbsentMember;
 use super::error::{FormatError, OpenError};
 use super::holder::find_holder;
-use super::owner::other_owner;
+use super::owner::{Ownership, enter};
 use crate::layout::{Holder, Owner, SHARES_MAX};
 use crate::path::{
     self, DeviceOpenError, Endurance, MemberDevice, MemberSource, OpenMode, PartialProvider,
@@ -93,6 +93,10 @@ pub(super) enum OpenMemberError {
         device: String,
         owner: Owner,
     },
+    /// The device is reserved for a host that its owner block does not name.
+    Reserved {
+        device: String,
+    },
 }
 
 impl From<OpenMemberError> for OpenError {
@@ -102,6 +106,7 @@ impl From<OpenMemberError> for OpenError {
             OpenMemberError::Owned { device, owner } => {
                 Self::OwnedElsewhere { device, owner: Some(owner) }
             }
+            OpenMemberError::Reserved { device } => Self::Reserved { device },
             OpenMemberError::Held { path, share, holder } => {
                 Self::ShareHeld { share, path, holder }
             }
@@ -117,6 +122,7 @@ impl From<OpenMemberError> for FormatError {
         match error {
             OpenMemberError::Device(error) => Self::Device(error),
             OpenMemberError::Owned { device, owner } => Self::OwnedElsewhere { device, owner },
+            OpenMemberError::Reserved { device } => Self::Reserved { device },
             OpenMemberError::Held { path, holder, .. } => Self::InUse { path, holder },
             OpenMemberError::Lock { path, source } => {
                 Self::System { what: format!("cannot lock {}", path.display()), source }
@@ -150,9 +156,10 @@ impl Member {
             return Ok(member);
         }
         let device = member.name();
-        match other_owner(&member) {
-            Ok(None) => Ok(member),
-            Ok(Some(owner)) => Err(OpenMemberError::Owned { device, owner }),
+        match enter(&member) {
+            Ok(Ownership::Free) => Ok(member),
+            Ok(Ownership::Owned(owner)) => Err(OpenMemberError::Owned { device, owner }),
+            Ok(Ownership::Reserved) => Err(OpenMemberError::Reserved { device }),
             Err(source) => {
                 Err(OpenMemberError::Device(DeviceOpenError::Open { path: device.into(), source }))
             }

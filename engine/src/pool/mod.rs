@@ -82,7 +82,7 @@ pub use options::{
     CommitStats, FormatOptions, Housekeeping, LaneStats, Lanes, OpenOptions, PoolDescription,
     PoolStats, PutOptions, WrittenBytes,
 };
-pub use owner::take_over;
+pub use owner::{TakenOver, take_over};
 pub use put::Put;
 pub use rebuild::{Rebuild, RebuildStats, ReplaceProgress};
 pub use reclaim::Reclaimed;

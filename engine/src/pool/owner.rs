@@ -1,19 +1,24 @@
 //! Ownership of namespaces that more than one host can reach: NVMe over a fabric. A host claims
 //! them when it opens a pool and gives them back when it closes the last share of it. What another
 //! host has claimed is refused, whatever is to be done with it, until that host gives it back or
-//! somebody takes it over who knows that the host is gone.
+//! this one takes it over, at the word of somebody who knows that the host is gone.
+//!
+//! Where a namespace can be reserved it refuses the writes of all hosts but one: the last that had
+//! it open to write. That stays so when the pool is closed, as a host that was taken over may come
+//! back at any time; what was given back may be taken by the next host.
 
 use std::io;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::error::OpenError;
+use super::error::{FormatError, OpenError};
 use super::format::random_id;
 use super::members::{Member, MemberAccess, Members};
 use crate::layout::{BLOCK_BYTES, OWNER_OFFSET, Owner, SHARES_MAX};
-use crate::path::{MemberSource, OpenMode};
+use crate::path::{DeviceOpenError, Fence, FenceKey, MemberSource, OpenMode};
 
-/// Time for which a new claim must persist before it counts. Two hosts that claim at once both see
-/// the later one then: a host whose claim took longer than half of this to be written looks again.
+/// Time for which a new claim must persist before it counts, where nothing is reserved. Two hosts
+/// that claim at once both see the later one then: a host whose claim took longer than half of this
+/// to be written looks again.
 const SETTLE: Duration = Duration::from_secs(2);
 
 /// The host that owns a namespace; what only this host reaches has none.
@@ -22,12 +27,6 @@ pub(super) fn owner(member: &Member) -> io::Result<Option<Owner>> {
         return Ok(None);
     }
     Ok(read(member)?.filter(|owner| owner.owns))
-}
-
-/// Returns the owner, if it is another host than this one.
-pub(super) fn other_owner(member: &Member) -> io::Result<Option<Owner>> {
-    let Some(owner) = owner(member)? else { return Ok(None) };
-    Ok((owner.host != this_host()?).then_some(owner))
 }
 
 /// Refuses members that another host may write.
@@ -44,6 +43,69 @@ pub(super) fn refuse_other(members: &Members) -> Result<(), OpenError> {
     Ok(())
 }
 
+/// Returns the owner, if it is another host than this one.
+fn other_owner(member: &Member) -> io::Result<Option<Owner>> {
+    let Some(owner) = owner(member)? else { return Ok(None) };
+    Ok((owner.host != this_host()?).then_some(owner))
+}
+
+/// Right to write a member.
+pub(super) enum Ownership {
+    Free,
+    /// Owned by another host.
+    Owned(Owner),
+    /// Reserved for a host that the owner block does not name.
+    Reserved,
+}
+
+/// Refuses a member that another host owns. One of a pool is reserved for this host, where it can
+/// be reserved.
+pub(super) fn enter(member: &Member) -> io::Result<Ownership> {
+    if !member.is_remote() {
+        return Ok(Ownership::Free);
+    }
+    if let Some(owner) = other_owner(member)? {
+        return Ok(Ownership::Owned(owner));
+    }
+    let Ok(superblock) = member.superblock() else { return Ok(Ownership::Free) };
+    Ok(match reserve(member, superblock.pool)? {
+        Fence::Elsewhere => Ownership::Reserved,
+        Fence::Ours | Fence::Unsupported => Ownership::Free,
+    })
+}
+
+/// Reserves a member for this host, where it can be reserved, in place of one that gave it back;
+/// and notes it in the owner block, so that the next host knows whose reservation it is.
+fn reserve(member: &Member, pool: u128) -> io::Result<Fence> {
+    let (host, last) = (this_host()?, read(member)?);
+    let theirs = last.as_ref().filter(|owner| owner.host != host);
+    let theirs = theirs.map(|owner| FenceKey::of_host(&owner.host));
+    let fence = member.fence(FenceKey::of_host(&host), theirs)?;
+    let is_noted = last.as_ref().is_some_and(|owner| owner.host == host && owner.fenced);
+    if fence == Fence::Ours && !is_noted {
+        let owns = last.as_ref().is_some_and(|owner| owner.owns);
+        let number = random_id().map_err(io::Error::other)?;
+        let owner = Owner { owns, ..new_owner(&host, last.as_ref(), number, true) };
+        member.write(OWNER_OFFSET, &owner.encode(pool))?;
+    }
+    Ok(fence)
+}
+
+/// Reserves devices that are to be formatted, as they are written next.
+pub(super) fn reserve_new<'a>(
+    members: impl IntoIterator<Item = &'a Member>,
+) -> Result<(), FormatError> {
+    for member in members.into_iter().filter(|member| member.is_remote()) {
+        let device = member.name();
+        let fence = reserve(member, 0)
+            .map_err(|source| DeviceOpenError::Open { path: device.clone().into(), source })?;
+        if fence == Fence::Elsewhere {
+            return Err(FormatError::Reserved { device });
+        }
+    }
+    Ok(())
+}
+
 /// Claims those members that other hosts reach.
 pub(super) fn claim(members: &Members, pool: u128) -> Result<(), OpenError> {
     let mut claims = Vec::new();
@@ -54,13 +116,14 @@ pub(super) fn claim(members: &Members, pool: u128) -> Result<(), OpenError> {
         };
         claims.push((member, claim_one(member, pool).map_err(failed)??));
     }
-    let is_new = |(_, claim): &(&Member, Claim)| claim.is_new;
-    if claims.iter().any(is_new) {
+    if claims.iter().any(|(_, claim)| claim.must_settle) {
         std::thread::sleep(SETTLE);
     }
     for (member, claim) in claims {
         let owner = read(member).ok().flatten();
-        if owner.as_ref().is_none_or(|owner| owner.claim != claim.number) {
+        // Another process of this host may have claimed it meanwhile.
+        let is_ours = |owner: &Owner| owner.claim == claim.number || owner.host == claim.host;
+        if !owner.as_ref().is_some_and(is_ours) {
             return Err(OpenError::OwnedElsewhere { device: member.name(), owner });
         }
     }
@@ -68,9 +131,10 @@ pub(super) fn claim(members: &Members, pool: u128) -> Result<(), OpenError> {
 }
 
 struct Claim {
+    host: String,
     number: u128,
-    /// True if the claim was not this host's before.
-    is_new: bool,
+    /// True if the namespace was not this host's before, and is not reserved.
+    must_settle: bool,
 }
 
 fn claim_one(member: &Member, pool: u128) -> io::Result<Result<Claim, OpenError>> {
@@ -85,15 +149,26 @@ fn claim_one(member: &Member, pool: u128) -> io::Result<Result<Claim, OpenError>
             Some(owner) => !owner.owns,
             None => true,
         };
+        let fenced = match member.fence(FenceKey::of_host(&host), None)? {
+            Fence::Ours => true,
+            Fence::Unsupported => false,
+            Fence::Elsewhere => {
+                return Ok(Err(OpenError::Reserved { device: member.name() }));
+            }
+        };
         let number = random_id().map_err(io::Error::other)?;
-        let generation = last.map_or(0, |owner| owner.generation) + 1;
-        let owner =
-            Owner { host: host.clone(), owns: true, generation, claim: number, since: now() };
+        let owner = new_owner(&host, last.as_ref(), number, fenced);
         member.write(OWNER_OFFSET, &owner.encode(pool))?;
-        if !is_new || begun.elapsed() < SETTLE / 2 {
-            return Ok(Ok(Claim { number, is_new }));
+        let must_settle = is_new && !fenced;
+        if !must_settle || begun.elapsed() < SETTLE / 2 {
+            return Ok(Ok(Claim { host, number, must_settle }));
         }
     }
+}
+
+fn new_owner(host: &str, last: Option<&Owner>, claim: u128, fenced: bool) -> Owner {
+    let generation = last.map_or(0, |owner| owner.generation) + 1;
+    Owner { host: host.into(), owns: true, generation, claim, since: now(), fenced }
 }
 
 /// Gives back what this host owns, if no other process here has a share open, and nothing of this
@@ -111,33 +186,61 @@ pub(super) fn release(members: &Members, pool: u128) {
     }
 }
 
-/// Takes away from another host what it has not given back. That host must be gone: nothing keeps
-/// it from writing. Returns who owned what.
+/// Gives back this host's reservations of devices that are no pool's any more.
+pub(super) fn unfence(members: &Members) {
+    let Ok(host) = this_host() else { return };
+    let remote = members.0.iter().filter(|member| member.is_remote());
+    remote.for_each(|member| member.unfence(FenceKey::of_host(&host)));
+}
+
+/// A namespace that was taken from another host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TakenOver {
+    /// The device.
+    pub device: String,
+    /// The host that owned it.
+    pub from: Owner,
+    /// True if the namespace refuses what that host still writes. Else nothing keeps it from
+    /// writing, and it must be gone.
+    pub fenced: bool,
+}
+
+/// Makes this host the owner of what another one has not given back. Returns what was taken.
 ///
 /// # Errors
-/// A device cannot be had, or is no pool's.
-pub fn take_over<Source: MemberSource>(
-    sources: &[Source],
-) -> Result<Vec<(String, Owner)>, OpenError> {
+/// A device cannot be had, or is no pool's, or is reserved for a host that it does not name.
+pub fn take_over<Source: MemberSource>(sources: &[Source]) -> Result<Vec<TakenOver>, OpenError> {
     let access = MemberAccess { shares: 0..SHARES_MAX, mode: OpenMode::default() };
     let mut taken = Vec::new();
     for (place, source) in sources.iter().enumerate() {
         let member = Member::open_whoever_owns_it(source, place, &access)?;
-        let failed = |source| OpenError::System {
-            what: format!("cannot take over {}", member.name()),
-            source,
-        };
-        let superblock = member
-            .superblock()
-            .map_err(|source| OpenError::Superblock { device: member.name(), source })?;
-        let Some(owner) = read(&member).map_err(failed)?.filter(|owner| owner.owns) else {
-            continue;
-        };
-        let left = Owner { owns: false, ..owner.clone() };
-        member.write(OWNER_OFFSET, &left.encode(superblock.pool)).map_err(failed)?;
-        taken.push((member.name(), owner));
+        if member.is_remote() {
+            taken.extend(take_over_one(&member)?);
+        }
     }
     Ok(taken)
+}
+
+fn take_over_one(member: &Member) -> Result<Option<TakenOver>, OpenError> {
+    let device = member.name();
+    let failed = |source| OpenError::System { what: format!("cannot take over {device}"), source };
+    let superblock = member
+        .superblock()
+        .map_err(|source| OpenError::Superblock { device: device.clone(), source })?;
+    let host = this_host().map_err(failed)?;
+    let last = read(member).map_err(failed)?;
+    let owned = last.filter(|owner| owner.owns && owner.host != host);
+    let Some(from) = owned else { return Ok(None) };
+    let (ours, theirs) = (FenceKey::of_host(&host), FenceKey::of_host(&from.host));
+    let fenced = match member.fence(ours, Some(theirs)).map_err(failed)? {
+        Fence::Ours => true,
+        Fence::Unsupported => false,
+        Fence::Elsewhere => return Err(OpenError::Reserved { device }),
+    };
+    let number = random_id().map_err(|error| failed(io::Error::other(error)))?;
+    let owner = new_owner(&host, Some(&from), number, fenced);
+    member.write(OWNER_OFFSET, &owner.encode(superblock.pool)).map_err(failed)?;
+    Ok(Some(TakenOver { device, from, fenced }))
 }
 
 fn read(member: &Member) -> io::Result<Option<Owner>> {

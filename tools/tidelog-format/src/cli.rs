@@ -74,8 +74,11 @@ pool.";
 const TAKE_OVER_HELP: &str = "\
 A namespace that is reached over a fabric (NVMe over TCP, RDMA, Fibre Channel) has an owner: the host
 that has a pool on it open. Other hosts are refused until the owner closes the pool. A host that died
-never closes it; `take-over` ends its ownership. MAKE SURE THAT THE HOST IS GONE: nothing stops it
-from writing, and two writers destroy a pool.
+never closes it; `take-over` makes this host the owner, until it has opened and closed the pool.
+
+Where the target has reservations the owner holds one, and `take-over` moves it to this host: what the
+other one still writes is refused. Elsewhere, and over the data path spdk, MAKE SURE THAT THE HOST IS
+GONE: nothing stops it from writing, and two writers destroy a pool. What was taken over says which.
 
 The name of a host is TIDELOG_HOST_ID in its environment, else the content of /etc/nvme/hostid, else
 of /etc/machine-id.";

@@ -139,6 +139,10 @@ fn failure_json(failure: &FormatFailure) -> Value {
 const OWNED_ELSEWHERE: &str =
     "close the pool there; only if that host is gone for good: tidelog-format take-over";
 
+/// Advice on a device that somebody else has reserved.
+const RESERVED: &str = "have that reservation given back there; only if that host is gone for good: nvme resv-acquire \
+     and resv-release";
+
 /// Advice on a device on which something else was made.
 pub(crate) const OVERWRITTEN_HELP: &str = "to keep what was made there: tidelog-format wipe removes the rest of the pool; to keep \
      the pool, and lose that: tidelog-format repair --accept-overwritten-start";
@@ -172,6 +176,7 @@ impl From<OpenError> for FormatFailure {
                 "end that process, or use `inspect`, which only reads and needs no lock",
             ),
             OpenError::OwnedElsewhere { .. } => (FormatExit::Refused, OWNED_ELSEWHERE),
+            OpenError::Reserved { .. } => (FormatExit::Refused, RESERVED),
             OpenError::Superblock { device, source: SuperblockError::Absent }
                 if is_of_spdk(device) =>
             {
@@ -255,6 +260,7 @@ impl From<FormatError> for FormatFailure {
             }
             FormatError::Devices(_) | FormatError::Geometry(_) => (FormatExit::Usage, ""),
             FormatError::OwnedElsewhere { .. } => (FormatExit::Refused, OWNED_ELSEWHERE),
+            FormatError::Reserved { .. } => (FormatExit::Refused, RESERVED),
             FormatError::InUse { .. }
             | FormatError::SameDevice(..)
             | FormatError::HoldsPool { .. }

@@ -3,6 +3,7 @@
 pub mod blank;
 mod claim;
 mod controller;
+pub(super) mod fence;
 pub(super) mod lock;
 mod reserve;
 mod spec;
@@ -11,6 +12,7 @@ mod tests;
 pub mod users;
 
 pub use controller::ControllerName;
+pub use fence::{Fence, FenceKey};
 pub use lock::lock_of_bytes;
 pub use spec::{DEVICES_MAX, DeviceIdentity, DeviceSpec, FILE_IN_DIRECTORY, SpecError};
 

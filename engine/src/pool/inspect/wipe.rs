@@ -3,9 +3,9 @@
 use super::view::has_protective_mbr;
 use crate::layout::{BLOCK_BYTES, Geometry, SUPERBLOCK_OFFSET, SuperblockError};
 use crate::path::MemberSource;
-use crate::pool::OpenError;
 use crate::pool::members::{Member, MemberAccess, Members};
 use crate::pool::superblock_copies::known_geometries;
+use crate::pool::{OpenError, owner};
 use crate::units::ByteCount;
 
 /// A signature that is gone.
@@ -38,6 +38,7 @@ pub fn wipe<Source: MemberSource>(
             })?;
         }
     }
+    owner::unfence(&members);
     Ok(plans.into_iter().flatten().collect())
 }
 
