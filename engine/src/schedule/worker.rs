@@ -80,13 +80,12 @@ pub(super) struct Worker {
 }
 
 /// Result of beginning the next piece.
-#[derive(PartialEq)]
 enum BeginResult {
     /// Nothing: no piece can be begun now.
     Nothing,
     /// None was begun, as the path takes no more for a device.
     Passed,
-    /// A piece was begun, and so many bytes of it were copied or checked.
+    /// A piece was begun, of which `copied` bytes were copied or checked.
     Begun { copied: usize },
 }
 
@@ -303,7 +302,8 @@ impl Worker {
     /// Begins pieces until nothing more can be, or until copies took so long that devices should be
     /// told of them, and others have a look in; returns whether there was any.
     fn begin_some(&mut self) -> bool {
-        /// As many small pieces as the kernel is told of together. A longer one is copied whole.
+        /// Limit of the bytes that are copied in a row: small pieces are as many as the kernel is
+        /// told of together, a longer one is copied whole.
         const BYTES: usize = 32 << 10;
         let (mut begun, mut bytes) = (false, 0);
         self.full.fill(false);
