@@ -246,7 +246,11 @@ impl Contents {
         let durable = current.filter(|version| version.durability == Durability::Durable);
         let writers = self.writers.get(&request.id);
         match request.lane.durability {
-            Durability::Scratch if self.is_durable(request.id) => Err(BeginError::IsDurable),
+            Durability::Scratch
+                if durable.is_some() || writers.is_some_and(|writers| writers.durable > 0) =>
+            {
+                Err(BeginError::IsDurable)
+            }
             Durability::Durable if writers.is_some_and(|writers| writers.scratch > 0) => {
                 Err(BeginError::ScratchInFlight)
             }
@@ -340,12 +344,6 @@ impl Contents {
     /// The version that can be read now.
     pub fn current(&self, id: TensorId) -> Option<&Arc<Version>> {
         self.current.get(id)
-    }
-
-    /// Returns whether a durable tensor stands, or is about to stand, under this id.
-    pub fn is_durable(&self, id: TensorId) -> bool {
-        self.current(id).is_some_and(|it| it.durability == Durability::Durable)
-            || self.writers.get(&id).is_some_and(|writers| writers.durable > 0)
     }
 
     /// Returns the use of the space.

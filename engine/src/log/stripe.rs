@@ -95,17 +95,16 @@ impl StripeMap {
     /// The pieces depend on the runs and the length alone, so that checksums kept per piece always
     /// find theirs again.
     pub fn placements<'a>(
-        &self,
+        &'a self,
         runs: &'a [Run],
         length: u64,
     ) -> impl Iterator<Item = Placement> + use<'a> {
-        let map = *self;
         let mut tensor_offset = 0;
-        let parts = runs.iter().flat_map(move |run| map.parts(*run));
+        let parts = runs.iter().flat_map(|run| self.parts(*run));
         parts.map(move |((device, device_offset), mirror, bytes)| {
             let bytes = bytes.min(length - tensor_offset);
             let length = bytes as u32;
-            let (device, device_offset, mirror) = map.present((device, device_offset), mirror);
+            let (device, device_offset, mirror) = self.present((device, device_offset), mirror);
             let placement = Placement { device, device_offset, mirror, tensor_offset, length };
             tensor_offset += bytes;
             placement
@@ -114,7 +113,7 @@ impl StripeMap {
 
     /// The parts into which stripe unit borders cut a run: place of the first copy, that of the
     /// second if there is one, and how many bytes.
-    fn parts(self, run: Run) -> impl Iterator<Item = (Place, Option<Place>, u64)> {
+    fn parts(&self, run: Run) -> impl Iterator<Item = (Place, Option<Place>, u64)> {
         let Range { start: mut block, end } = tensor_blocks(run);
         std::iter::from_fn(move || {
             if block >= end {

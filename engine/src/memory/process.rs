@@ -13,6 +13,7 @@ use memmap2::{MmapMut, MmapOptions};
 
 /// The id of this process; another one in a child of fork. Every operation asks several times, to
 /// notice a fork.
+#[inline]
 pub fn id() -> u32 {
     static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
     // SAFETY: null, or what `publish` has put there, which stays for ever.
@@ -23,19 +24,23 @@ pub fn id() -> u32 {
     }
     match known.load(Ordering::Relaxed) {
         // Nobody has asked yet, or this is a child in which the kernel has wiped the page.
-        0 => {
-            let id = std::process::id();
-            known.store(id, Ordering::Relaxed);
-            id
-        }
+        0 => note(known),
         id => id,
     }
+}
+
+#[cold]
+fn note(known: &AtomicU32) -> u32 {
+    let id = std::process::id();
+    known.store(id, Ordering::Relaxed);
+    id
 }
 
 /// Stands for the page where the kernel makes none.
 static UNKNOWN: AtomicU32 = AtomicU32::new(0);
 
 /// Makes the page, unless another thread is faster.
+#[cold]
 fn publish(place: &AtomicPtr<AtomicU32>) -> &'static AtomicU32 {
     let mut page = wiped_on_fork();
     let number =

@@ -30,6 +30,7 @@ impl Gate {
     }
 
     /// Checks that `operation` may go to its device.
+    #[inline]
     pub fn admit(&self, capabilities: &Capabilities, operation: &Operation) -> Result<(), Refusal> {
         let index = usize::from(operation.device.0);
         let Some(device) = capabilities.devices.get(index) else {
@@ -57,6 +58,7 @@ impl Gate {
     }
 
     /// Checks that no failure keeps operations of this kind from a device that exists.
+    #[inline]
     pub fn unlatched(&self, device: DeviceIndex, kind: OperationKind) -> Result<(), Refusal> {
         match self.latches[usize::from(device.0)].cause() {
             Some(cause) if refuses(cause, kind) => Err(Refusal::Latched(cause)),

@@ -28,6 +28,7 @@ impl Slots {
     }
 
     /// Keeps `operation`; returns its slot and where it lies there. The table must not be full.
+    #[inline]
     pub fn keep(&mut self, operation: Operation) -> (u32, &mut Operation) {
         let slot = self.free.pop().expect("the caller saw a free slot");
         (slot, self.held[slot as usize].insert(operation))
@@ -44,6 +45,7 @@ impl Slots {
     }
 
     /// Empties a slot; `None` if it was empty.
+    #[inline]
     pub fn take(&mut self, slot: u32) -> Option<Operation> {
         let operation = self.held.get_mut(slot as usize)?.take()?;
         self.free.push(slot);
@@ -76,12 +78,14 @@ pub(super) fn goes_on_at(operation: &Operation, done: u32, moved: u32) -> Option
 
 /// The completion of `operation`, given what the kernel answered: the bytes moved (anything for
 /// calls that move none), or an error number.
+#[inline]
 pub(super) fn complete(operation: Operation, answer: Result<u32, i32>) -> Completion {
     conclude(operation, answer.map_err(Status::Errno))
 }
 
 /// The completion of `operation`, given how many bytes were moved (anything where none are), or
 /// what went wrong.
+#[inline]
 pub fn conclude(operation: Operation, answer: Result<u32, Status>) -> Completion {
     let Operation { tag, device, extent, action, .. } = operation;
     let kind = action.kind();

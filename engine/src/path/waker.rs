@@ -10,6 +10,7 @@ mod readable;
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use event::{Announcement, WakeEvent};
@@ -27,12 +28,16 @@ pub struct Waker(Arc<Inner>);
 struct Inner {
     event: WakeEvent,
     armed: Announcement,
+    /// Wake-ups whose announcement was taken and whose event was not cleared: some may be raised
+    /// only later. The sleeper alone counts them.
+    uncleared: AtomicU64,
 }
 
 impl Waker {
     /// A waker of its own, for a data path.
     pub fn new() -> io::Result<Self> {
-        Ok(Self(Arc::new(Inner { event: WakeEvent::new()?, armed: Announcement::default() })))
+        let (event, armed) = (WakeEvent::new()?, Announcement::default());
+        Ok(Self(Arc::new(Inner { event, armed, uncleared: AtomicU64::new(0) })))
     }
 
     /// Ends the current sleep, or the next one if the sleeper has armed already.
@@ -49,10 +54,14 @@ impl Waker {
 
     /// Takes the announcement back and forgets a wake-up that came meanwhile.
     pub fn disarm(&self) {
-        self.0.armed.withdraw();
-        // Cleared even if nobody seems to have woken us: a waker that saw us armed may raise it
-        // only now, and left standing it would turn every later sleep into a spin.
-        self.0.event.clear();
+        let taken = u64::from(!self.0.armed.take());
+        let uncleared = self.0.uncleared.load(Ordering::Relaxed) + taken;
+        // Where nobody has woken us, a look at the event would be a system call for nothing. Who
+        // has may raise it only now, and left standing it would turn every later sleep into a spin.
+        if uncleared > 0 {
+            let left = uncleared.saturating_sub(self.0.event.clear());
+            self.0.uncleared.store(left, Ordering::Relaxed);
+        }
     }
 
     /// Returns whether somebody has woken it since it was armed.
@@ -90,6 +99,26 @@ mod tests {
         let begun = Instant::now();
         waker.sleep(Some(Duration::from_millis(20))).unwrap();
         assert!(begun.elapsed() >= Duration::from_millis(20));
+    }
+
+    #[test]
+    fn a_wake_up_that_is_raised_late_ends_one_sleep_and_no_other() {
+        let waker = Waker::new().unwrap();
+        waker.arm();
+        // Another thread has taken the announcement, and is about to raise the event.
+        assert!(waker.0.armed.take());
+        waker.disarm();
+        waker.0.event.raise();
+        waker.arm();
+        let begun = Instant::now();
+        waker.sleep(Some(Duration::from_secs(600))).unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(300));
+        waker.disarm();
+        waker.arm();
+        let begun = Instant::now();
+        waker.sleep(Some(Duration::from_millis(20))).unwrap();
+        assert!(begun.elapsed() >= Duration::from_millis(20));
+        assert_eq!(waker.0.uncleared.load(Ordering::Relaxed), 0);
     }
 
     #[test]

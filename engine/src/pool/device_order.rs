@@ -75,7 +75,10 @@ fn is_told(members: &[Member], order: &[(Superblock, bool)]) -> bool {
 }
 
 /// Each piece of a tensor: its device, where it is there, its bytes and their checksum.
-fn pieces(stripes: &StripeMap, entry: &TensorEntry) -> impl Iterator<Item = (u8, u64, usize, u32)> {
+fn pieces<'a>(
+    stripes: &'a StripeMap,
+    entry: &'a TensorEntry,
+) -> impl Iterator<Item = (u8, u64, usize, u32)> + use<'a> {
     let placements = stripes.placements(&entry.runs, entry.length);
     let pieces = placements.zip(&entry.checksums);
     pieces.map(|(it, checksum)| (it.device, it.device_offset, it.length as usize, *checksum))

@@ -469,11 +469,16 @@ fn mover_and_list(
     reactor: &Reactor,
     pieces: impl Iterator<Item = Piece>,
 ) -> (&Reactor, Vec<Piece>) {
-    let mut pieces = pieces.peekable();
-    let mover = pieces.peek().map_or(reactor, |first| reactor.mover(first.device));
-    let mut list = mover.pieces();
-    list.extend(pieces);
-    (mover, list)
+    let mut found: Option<(&Reactor, Vec<Piece>)> = None;
+    // Many iterators in one another are far cheaper from within than asked for each.
+    pieces.for_each(|piece| {
+        let new = || {
+            let mover = reactor.mover(piece.device);
+            (mover, mover.pieces())
+        };
+        found.get_or_insert_with(new).1.push(piece);
+    });
+    found.unwrap_or_else(|| (reactor, reactor.pieces()))
 }
 
 impl Inner {

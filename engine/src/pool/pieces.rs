@@ -23,7 +23,7 @@ pub(super) fn whole(placement: Placement) -> Piece {
 
 /// The pieces of a range of a tensor, placed in memory that holds just that range.
 pub(super) fn of_range<'a>(
-    stripes: &StripeMap,
+    stripes: &'a StripeMap,
     entry: &'a TensorEntry,
     range: Range<u64>,
     checked: bool,

@@ -131,8 +131,9 @@ impl Pool {
             self.allow_copies(reactor, lane.copies)?;
         }
         let handle = self.0.handles.of_lane(lane);
+        let stripes = self.0.stripes.to_write();
         let (reservation, (mover, pieces)) = self.begin_put(reactor, request, |runs| {
-            let placements = self.0.stripes.to_write().placements(runs, length);
+            let placements = stripes.placements(runs, length);
             let pieces = placements.map(|placement| pieces::whole(placement).placed(handle));
             mover_and_list(reactor, pieces)
         })?;

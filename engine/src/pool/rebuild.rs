@@ -303,26 +303,28 @@ impl Rebuild {
     fn parts_of(&self, reading: Reading) -> std::vec::IntoIter<Part> {
         let reading = Arc::new(reading);
         let part = |(from, to)| Part { from, to, at: 0, reading: Arc::clone(&reading) };
-        let parts: Vec<Part> = self.copies(reading.version()).map(part).collect();
+        let parts: Vec<Part> = self.copies(reading.version()).into_iter().map(part).collect();
         parts.into_iter()
     }
 
     fn bytes_of(&self, version: &Version) -> u64 {
-        self.copies(version).map(|(from, _)| on_device(&from)).sum()
+        self.copies(version).iter().map(|(from, _)| on_device(from)).sum()
     }
 
     /// Returns the pieces of a version that have a copy on the new device: where each is read, and
     /// where it is written.
-    fn copies<'a>(&self, version: &'a Version) -> impl Iterator<Item = (Piece, Piece)> + use<'a> {
+    fn copies(&self, version: &Version) -> Vec<(Piece, Piece)> {
         let (place, entry) = (self.place, &version.entry);
         let whole = self.pool.0.stripes.to_write();
-        pieces::of_range(&whole, entry, 0..entry.length, true).filter_map(move |piece| {
+        let pieces = pieces::of_range(&whole, entry, 0..entry.length, true);
+        let copies = pieces.filter_map(|piece| {
             let second = piece.swapped()?;
             if piece.device == place {
                 return Some((second.alone(), piece.alone()));
             }
             (second.device == place).then(|| (piece.alone(), second.alone()))
-        })
+        });
+        copies.collect()
     }
 }
 

@@ -454,7 +454,7 @@ impl Active {
         &mut self,
         flight: PieceInFlight,
         chunk: &DmaBuffer,
-    ) -> Option<TransferError> {
+    ) -> Option<Box<TransferError>> {
         if !self.wants_bytes() {
             return None;
         }
@@ -473,7 +473,11 @@ impl Active {
 
     /// Processes the checksum of a piece that the data path moved from or to a GPU's memory.
     /// Returns what is wrong with it.
-    pub(super) fn summed(&mut self, flight: PieceInFlight, found: u32) -> Option<TransferError> {
+    pub(super) fn summed(
+        &mut self,
+        flight: PieceInFlight,
+        found: u32,
+    ) -> Option<Box<TransferError>> {
         let piece = self.placed(flight);
         let sum = &mut self.checksums;
         match &self.job {

@@ -1,12 +1,13 @@
 //! Pieces on their devices: a fixed table, and a bound for each device.
 
+use super::in_progress::TransferKey;
 use crate::path::backend::Shares;
 use crate::units::DeviceIndex;
 
 /// A piece on its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PieceInFlight {
-    pub(super) transfer: u64,
+    pub(super) transfer: TransferKey,
     /// Index of the transfer's piece.
     pub(super) piece: usize,
     /// Part of its way.
@@ -87,7 +88,7 @@ mod tests {
         let (first, second) = (DeviceIndex(0), DeviceIndex(1));
         let mut flights = PiecesInFlight::new(4, 2, 2);
         let flight = |piece| PieceInFlight {
-            transfer: 9,
+            transfer: TransferKey::of_slot(9),
             piece,
             leg: Leg::First,
             device: first,
@@ -108,7 +109,7 @@ mod tests {
     fn a_table_that_is_too_small_for_all_is_not_filled_by_one_device() {
         let mut flights = PiecesInFlight::new(6, 3, 32);
         let flight = |device| PieceInFlight {
-            transfer: 9,
+            transfer: TransferKey::of_slot(9),
             piece: 0,
             leg: Leg::First,
             device,

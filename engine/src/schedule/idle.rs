@@ -49,19 +49,24 @@ pub(super) struct IdleWork {
     last: Arc<LastUse>,
     /// Time at which the last piece was begun, by device.
     begun: Vec<u64>,
+    /// Time of the last use that was noted: others read where that is, and it is written only when
+    /// time has passed.
+    noted: u64,
     /// True if there is no time.
     stepped: bool,
 }
 
 impl IdleWork {
     pub(super) fn new(last: Arc<LastUse>, devices: usize, stepped: bool) -> Self {
-        Self { last, begun: vec![0; devices], stepped }
+        Self { last, begun: vec![0; devices], noted: 0, stepped }
     }
 
     /// Notes that something is wanted, or was until now.
-    pub(super) fn note_use(&self, urgency: Urgency, now: u64) {
-        if urgency != Urgency::Idle && !self.stepped {
-            self.last.at.store(now.max(1), Ordering::Relaxed);
+    pub(super) fn note_use(&mut self, urgency: Urgency, now: u64) {
+        let now = now.max(1);
+        if urgency != Urgency::Idle && !self.stepped && now != self.noted {
+            self.noted = now;
+            self.last.at.store(now, Ordering::Relaxed);
         }
     }
 
@@ -95,7 +100,7 @@ mod tests {
     #[test]
     fn a_pool_in_use_gets_one_piece_at_a_time_where_a_device_has_nothing_else() {
         let last = Arc::new(LastUse::new());
-        let [mut one, other] = [(); 2].map(|()| IdleWork::new(Arc::clone(&last), 1, false));
+        let [mut one, mut other] = [(); 2].map(|()| IdleWork::new(Arc::clone(&last), 1, false));
         assert!(one.may_begin(DEVICE, DEPTH - 1, 0) && !one.may_begin(DEVICE, DEPTH, 0));
         let used = nanos(Duration::from_secs(5));
         other.note_use(Urgency::Idle, used);

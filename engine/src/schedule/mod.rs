@@ -30,6 +30,7 @@ mod finish;
 mod first_end;
 mod flights;
 mod idle;
+mod in_progress;
 mod latencies;
 #[cfg(all(test, loom))]
 mod loom_tests;

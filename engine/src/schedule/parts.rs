@@ -46,11 +46,14 @@ impl BufferParts {
 
     /// The whole buffer again, unless a part never came back. None is there afterwards.
     pub(super) fn join(&mut self) -> Option<DmaBuffer> {
-        let rest = self.rest.take().map(Some);
-        let mut parts = self.by_piece.drain(..).chain(rest);
+        let rest = self.rest.take();
+        let mut parts = self.by_piece.drain(..);
         let mut whole = parts.next()??;
         for part in parts {
             whole.join(part?);
+        }
+        if let Some(rest) = rest {
+            whole.join(rest);
         }
         Some(whole)
     }

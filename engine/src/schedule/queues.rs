@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 
+use super::in_progress::TransferKey;
 use super::transfer::{Piece, Urgency};
 use crate::units::DeviceIndex;
 
@@ -25,7 +26,7 @@ pub(super) struct PieceNeeds {
 /// A transfer's next piece for a device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WaitingPiece {
-    pub(super) transfer: u64,
+    pub(super) transfer: TransferKey,
     /// Index of the transfer's piece.
     pub(super) piece: u32,
     pub(super) needs: PieceNeeds,
@@ -87,7 +88,7 @@ impl Queues {
     /// on the same device by `links`. `on_devices` says whether they go to any.
     pub(super) fn enter(
         &mut self,
-        transfer: u64,
+        transfer: TransferKey,
         urgency: Urgency,
         needs: PieceNeeds,
         on_devices: bool,
@@ -160,7 +161,7 @@ impl Queues {
     }
 
     /// Takes a transfer out.
-    pub(super) fn remove(&mut self, transfer: u64, urgency: Urgency) {
+    pub(super) fn remove(&mut self, transfer: TransferKey, urgency: Urgency) {
         let mut left = 0;
         for queue in &mut self.by_device {
             let queue = queue.of_mut(urgency);
@@ -171,7 +172,7 @@ impl Queues {
     }
 
     /// Puts a transfer that was asked for ahead of time at the end of those that are urgent.
-    pub(super) fn expedite(&mut self, transfer: u64) {
+    pub(super) fn expedite(&mut self, transfer: TransferKey) {
         let order = self.orders;
         self.orders += 1;
         for queue in 0..self.by_device.len() {
@@ -195,7 +196,8 @@ mod tests {
 
     struct Bench {
         queues: Queues,
-        links: Vec<(u64, Vec<u32>)>,
+        /// Links by the slot of their transfer.
+        links: Vec<(u32, Vec<u32>)>,
     }
 
     impl Bench {
@@ -203,23 +205,25 @@ mod tests {
             Self { queues: Queues::new(devices), links: Vec::new() }
         }
 
-        fn enter(&mut self, transfer: u64, urgency: Urgency, devices: &[u8]) {
+        fn enter(&mut self, slot: u32, urgency: Urgency, devices: &[u8]) {
             let piece = |&device: &u8| Piece::new(DeviceIndex(device), ByteCount::ZERO, 0, 1);
             let pieces: Vec<Piece> = devices.iter().map(piece).collect();
             let mut links = Vec::new();
-            self.queues.enter(transfer, urgency, NEEDS, true, (&pieces, &mut links));
-            self.links.push((transfer, links));
+            let (key, pieces) = (TransferKey::of_slot(slot), (&pieces[..], &mut links));
+            self.queues.enter(key, urgency, NEEDS, true, pieces);
+            self.links.push((slot, links));
         }
 
         /// Begins what can be while one device is full: transfers and pieces.
-        fn begin(&mut self, full: Option<u8>) -> Vec<(u64, u32)> {
+        fn begin(&mut self, full: Option<u8>) -> Vec<(u32, u32)> {
             let full = full.map(DeviceIndex);
             let mut begun = Vec::new();
             while let Some((place, waiting)) =
                 self.queues.next(|place, _| Some(place.device()) != full)
             {
-                begun.push((waiting.transfer, waiting.piece));
-                let links = self.links.iter().find(|(transfer, _)| *transfer == waiting.transfer);
+                let transfer = waiting.transfer.slot;
+                begun.push((transfer, waiting.piece));
+                let links = self.links.iter().find(|(slot, _)| *slot == transfer);
                 self.queues.advance(place, &links.unwrap().1);
             }
             begun
@@ -264,8 +268,8 @@ mod tests {
         bench.enter(1, Ahead, &[0, 1]);
         bench.enter(2, Ahead, &[0, 1, 0]);
         bench.enter(3, Ahead, &[1]);
-        bench.queues.expedite(2);
-        bench.queues.remove(1, Ahead);
+        bench.queues.expedite(TransferKey::of_slot(2));
+        bench.queues.remove(TransferKey::of_slot(1), Ahead);
         assert_eq!(bench.begin(None), [(2, 0), (2, 1), (2, 2), (3, 0)]);
         assert!(bench.begin(None).is_empty());
     }

@@ -115,10 +115,10 @@ impl Piece {
     }
 
     /// Returns the error of the piece if it has this checksum and should have another one.
-    pub(super) fn unexpected(&self, found: u32) -> Option<TransferError> {
+    pub(super) fn unexpected(&self, found: u32) -> Option<Box<TransferError>> {
         let Self { device, offset, tensor_offset, length, checksum, .. } = *self;
         let expected = checksum.filter(|expected| *expected != found)?;
-        Some(TransferError::Checksum {
+        Some(Box::new(TransferError::Checksum {
             device,
             offset,
             length: ByteCount(u64::from(length)),
@@ -126,7 +126,7 @@ impl Piece {
             expected,
             found,
             about: Box::default(),
-        })
+        }))
     }
 
     /// The bytes of the piece that go to or come from memory.
@@ -343,18 +343,18 @@ pub enum TransferError {
 
 impl TransferError {
     /// Returns the reason why a path refused a piece; `None` if it was only full.
-    pub(super) fn refused(reason: Refusal, piece: Piece) -> Option<Self> {
+    pub(super) fn refused(reason: Refusal, piece: Piece) -> Option<Box<Self>> {
         let Piece { device, offset, tensor_offset, .. } = piece;
-        let about = Box::default();
-        match reason {
-            Refusal::Full => None,
+        let about = Box::default;
+        Some(Box::new(match reason {
+            Refusal::Full => return None,
             Refusal::Invalid(reason) => {
-                Some(Self::Refused { device, offset, tensor_offset, reason, about })
+                Self::Refused { device, offset, tensor_offset, reason, about: about() }
             }
             Refusal::Latched(cause) => {
-                Some(Self::Latched { device, offset, tensor_offset, cause, about })
+                Self::Latched { device, offset, tensor_offset, cause, about: about() }
             }
-        }
+        }))
     }
 
     /// No staging memory is left.

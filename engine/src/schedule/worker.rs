@@ -7,12 +7,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustc_hash::FxHashMap;
-
 use super::active::{Active, Job};
 use super::chunks::Chunks;
 use super::flights::{Leg, PieceInFlight, PiecesInFlight};
 use super::idle::{IdleWork, LastUse};
+use super::in_progress::{InProgress, TransferKey};
 use super::mailbox::{Abandon, Mailbox, ReactorMessage, Refuse};
 use super::options::{ReactorOptions, StartError};
 use super::pace::StepToken;
@@ -48,7 +47,7 @@ pub(super) struct Worker {
     _refuse: Refuse,
     /// Transfers on the GPU; none ends while the GPU still copies from or to its memory.
     on_gpu: OnGpu,
-    transfers: FxHashMap<u64, Box<Active>>,
+    transfers: InProgress,
     /// Transfers that have ended since the mailbox was emptied last.
     ended: VecDeque<Box<Active>>,
     commands: VecDeque<ReactorMessage>,
@@ -81,16 +80,13 @@ pub(super) struct Worker {
 }
 
 /// Result of beginning the next piece.
-#[derive(PartialEq)]
 enum BeginResult {
     /// Nothing: no piece can be begun now.
     Nothing,
     /// None was begun, as the path takes no more for a device.
     Passed,
-    /// Light: a piece was begun at hardly any cost.
-    Light,
-    /// Heavy: a piece was begun, and it took the time of a copy: others should have a look in.
-    Heavy,
+    /// A piece was begun, of which `copied` bytes were copied or checked.
+    Begun { copied: usize },
 }
 
 impl Worker {
@@ -138,7 +134,7 @@ impl Worker {
         let worker = Self {
             _refuse: Refuse::new(&mailbox),
             on_gpu,
-            transfers: FxHashMap::default(),
+            transfers: InProgress::default(),
             ended: VecDeque::new(),
             commands: VecDeque::new(),
             queues: Queues::new(devices),
@@ -182,7 +178,7 @@ impl Worker {
             let moved = self.complete() || moved;
             let moved = self.complete_copies() || self.on_gpu.is_copying() || moved;
             let again = self.launch_again();
-            let begun = self.begin_some() != BeginResult::Nothing || again;
+            let begun = self.begin_some() || again;
             if begun && let Err(error) = self.path.ring() {
                 return self.die(&error);
             }
@@ -233,25 +229,33 @@ impl Worker {
         while let Some(command) = self.commands.pop_front() {
             match command {
                 ReactorMessage::Begin(active) => self.admit(active),
-                ReactorMessage::Cancel(id) => {
-                    if let Some(active) = self.transfers.get_mut(&id) {
-                        active.cancel();
-                        self.settle(id);
-                    }
-                }
-                ReactorMessage::Expedite(id) => {
-                    let Some(active) = self.transfers.get_mut(&id) else { continue };
-                    if active.urgency == Urgency::Ahead && active.has_more() {
-                        active.urgency = Urgency::Urgent;
-                        self.queues.expedite(id);
-                    }
-                }
+                ReactorMessage::Cancel(id) => self.cancel(id),
+                ReactorMessage::Expedite(id) => self.expedite(id),
                 ReactorMessage::ReleaseStaging(answer) => {
                     let released = self.release_staging();
                     // Who does not listen need not know.
                     let _ = answer.try_send(released);
                 }
             }
+        }
+    }
+
+    fn cancel(&mut self, id: u64) {
+        let Some(key) = self.transfers.find(id) else { return };
+        if let Some(active) = self.transfers.get_mut(key) {
+            active.cancel();
+            self.settle(key);
+        }
+    }
+
+    fn expedite(&mut self, id: u64) {
+        let Some(key) = self.transfers.find(id) else { return };
+        if let Some(active) = self.transfers.get_mut(key)
+            && active.urgency == Urgency::Ahead
+            && active.has_more()
+        {
+            active.urgency = Urgency::Urgent;
+            self.queues.expedite(key);
         }
     }
 
@@ -275,42 +279,42 @@ impl Worker {
             active.conclude();
             return self.ended.push_back(active);
         }
-        let id = active.id();
-        if let Some(after) = active.after()
-            && self.on_gpu.hold_back(id, after)
-        {
-            self.transfers.insert(id, active);
-            return;
+        let after = active.after();
+        let key = self.transfers.insert(active);
+        if !after.is_some_and(|after| self.on_gpu.hold_back(key, after)) {
+            self.enter(key);
         }
-        self.enter(active);
     }
 
     /// Enters a transfer into the queues, with all of its pieces.
-    fn enter(&mut self, mut active: Box<Active>) {
-        let id = active.id();
+    fn enter(&mut self, key: TransferKey) {
+        let Some(active) = self.transfers.get_mut(key) else { return };
         active.queued = true;
         if self.on_gpu.is_reached() {
             active.reach_gpu();
         }
         self.idle.note_use(active.urgency, self.now);
         let (needs, on_devices) = (active.needs(), active.is_on_devices());
-        let Active { pieces, links, urgency, .. } = &mut *active;
-        self.queues.enter(id, *urgency, needs, on_devices, (pieces, links));
-        self.transfers.insert(id, active);
+        let Active { pieces, links, urgency, .. } = active;
+        self.queues.enter(key, *urgency, needs, on_devices, (pieces, links));
     }
 
-    /// Begins pieces until nothing more can be, or until one took the time of a copy.
-    fn begin_some(&mut self) -> BeginResult {
-        let mut begun = BeginResult::Nothing;
+    /// Begins pieces until nothing more can be, or until copies took so long that devices should be
+    /// told of them, and others have a look in; returns whether there was any.
+    fn begin_some(&mut self) -> bool {
+        /// Limit of the bytes that are copied in a row: small pieces are as many as the kernel is
+        /// told of together, a longer one is copied whole.
+        const BYTES: usize = 32 << 10;
+        let (mut begun, mut bytes) = (false, 0);
         self.full.fill(false);
-        loop {
+        while bytes < BYTES {
             match self.begin_next() {
-                BeginResult::Nothing => return begun,
+                BeginResult::Nothing => break,
                 BeginResult::Passed => {}
-                BeginResult::Light => begun = BeginResult::Light,
-                BeginResult::Heavy => return BeginResult::Heavy,
+                BeginResult::Begun { copied } => (begun, bytes) = (true, bytes + copied),
             }
         }
+        begun
     }
 
     fn begin_next(&mut self) -> BeginResult {
@@ -324,63 +328,63 @@ impl Worker {
             // Where there are none any more, it is to fail.
             has_room && (!chunk || chunks.may_take(device, place.urgency) || chunks.are_gone())
         });
-        let Some((place, WaitingPiece { transfer: id, piece: index, needs, .. })) = next else {
+        let Some((place, WaitingPiece { transfer: key, piece: index, needs, .. })) = next else {
             return BeginResult::Nothing;
         };
-        let Some(active) = self.transfers.get_mut(&id) else {
+        let Some(active) = self.transfers.get_mut(key) else {
             // Only what is in the table stands in a queue.
-            self.queues.remove(id, place.urgency);
-            return BeginResult::Light;
+            self.queues.remove(key, place.urgency);
+            return BeginResult::Begun { copied: 0 };
         };
         if needs.chunk && self.chunks.are_gone() {
             active.fail(TransferError::without_staging());
-            self.settle(id);
-            return BeginResult::Light;
+            self.settle(key);
+            return BeginResult::Begun { copied: 0 };
         }
         let index = index as usize;
         if active.is_reached() {
-            return self.begin_reached(id, place, index);
+            return self.begin_reached(key, place, index);
         }
         if active.reads_gpu() {
-            return self.begin_copy_out(id, place, index);
+            return self.begin_copy_out(key, place, index);
         }
         let memory = match active.parts() {
             _ if needs.chunk => self.chunks.take(place.device()),
             Some(parts) => parts.take(index),
             None => None,
         };
-        let (action, cost) = match (&active.job, memory) {
+        let length = active.pieces[index].length as usize;
+        let (action, copied) = match (&active.job, memory) {
             (Job::Verify { .. }, _) => {
                 active.verify(index);
                 self.queues.advance(place, &active.links);
-                self.settle(id);
-                return BeginResult::Heavy;
+                self.settle(key);
+                return BeginResult::Begun { copied: length };
             }
-            (Job::WriteZeroes, _) => (Action::WriteZeroes, BeginResult::Light),
-            (Job::Flush, _) => (Action::Flush, BeginResult::Light),
-            (Job::Deallocate, _) => (Action::Deallocate, BeginResult::Light),
-            (Job::Read { .. }, Some(buffer)) => (Action::read(buffer), BeginResult::Light),
+            (Job::WriteZeroes, _) => (Action::WriteZeroes, 0),
+            (Job::Flush, _) => (Action::Flush, 0),
+            (Job::Deallocate, _) => (Action::Deallocate, 0),
+            (Job::Read { .. }, Some(buffer)) => (Action::read(buffer), 0),
             (Job::Write { fua, .. }, Some(mut buffer)) => {
                 let fua = *fua;
                 active.stage(index, &mut buffer);
-                (Action::write(buffer, fua), BeginResult::Heavy)
+                (Action::write(buffer, fua), length)
             }
             (Job::Read { .. } | Job::Write { .. }, None) => return BeginResult::Nothing,
         };
-        self.launch_next(id, place, index, action, cost)
+        self.launch_next(key, place, index, (action, copied))
     }
 
-    /// Gives the piece of a place to its device, and has the one after it take the place. Returns
-    /// `cost` if it was taken, or never will be.
+    /// Gives the piece of a place to its device, and has the one after it take the place. Of
+    /// a piece that is taken, or never will be, so many bytes were `copied`.
     fn launch_next(
         &mut self,
-        id: u64,
+        key: TransferKey,
         place: QueuePlace,
         piece: usize,
-        action: Action,
-        cost: BeginResult,
+        (action, copied): (Action, usize),
     ) -> BeginResult {
-        let flight = self.flight(id, piece, place.device());
+        let flight = self.flight(key, piece, place.device());
         let refused = match self.offer(flight, action) {
             Ok(()) => None,
             Err((None, buffer)) => {
@@ -390,7 +394,7 @@ impl Worker {
             }
             Err((Some(failure), buffer)) => Some((failure, buffer)),
         };
-        if let Some(active) = self.transfers.get_mut(&id) {
+        if let Some(active) = self.transfers.get_mut(key) {
             if place.urgency == Urgency::Idle {
                 self.idle.note_begin(place.device(), self.now);
             }
@@ -400,12 +404,12 @@ impl Worker {
         if let Some((failure, buffer)) = refused {
             self.accept(flight, Some(failure), buffer);
         }
-        self.settle(id);
-        cost
+        self.settle(key);
+        BeginResult::Begun { copied }
     }
 
     /// A piece that is begun now.
-    fn flight(&self, transfer: u64, piece: usize, device: DeviceIndex) -> PieceInFlight {
+    fn flight(&self, transfer: TransferKey, piece: usize, device: DeviceIndex) -> PieceInFlight {
         PieceInFlight { transfer, piece, leg: Leg::First, device, began: self.now, again: false }
     }
 
@@ -415,8 +419,8 @@ impl Worker {
         &mut self,
         flight: PieceInFlight,
         action: Action,
-    ) -> Result<(), (Option<TransferError>, Option<DmaBuffer>)> {
-        let Some(active) = self.transfers.get(&flight.transfer) else {
+    ) -> Result<(), (Option<Box<TransferError>>, Option<DmaBuffer>)> {
+        let Some(active) = self.transfers.get(flight.transfer) else {
             return Err((None, action.into_buffer()));
         };
         let piece = active.placed(flight);
@@ -429,7 +433,7 @@ impl Worker {
             Operation { placement, ..Operation::new(tag, device, piece.extent(), action) };
         match self.path.submit(operation) {
             Ok(()) => {
-                if let Some(active) = self.transfers.get_mut(&flight.transfer) {
+                if let Some(active) = self.transfers.get_mut(flight.transfer) {
                     active.in_flight += 1;
                 }
                 if !self.options.stepped {
@@ -446,8 +450,8 @@ impl Worker {
     }
 
     /// Fails a transfer because of a device, in words: which one, and which tensor.
-    fn report_failure(&mut self, id: u64, failure: TransferError) {
-        if let Some(active) = self.transfers.get_mut(&id) {
+    fn report_failure(&mut self, key: TransferKey, failure: TransferError) {
+        if let Some(active) = self.transfers.get_mut(key) {
             let devices = &self.path.capabilities().devices;
             let failure = failure.named(&active.subject, devices);
             active.fail(failure);
@@ -455,19 +459,19 @@ impl Worker {
     }
 
     /// Takes a transfer off its queue when it has begun everything, and ends it when all is back.
-    fn settle(&mut self, id: u64) {
-        let Some(active) = self.transfers.get_mut(&id) else { return };
+    fn settle(&mut self, key: TransferKey) {
+        let Some(active) = self.transfers.get_mut(key) else { return };
         if active.has_more() {
             return;
         }
         if std::mem::take(&mut active.queued) {
             // What was begun to its last piece has left its queues.
             if active.is_failed() || !active.is_on_devices() {
-                self.queues.remove(id, active.urgency);
+                self.queues.remove(key, active.urgency);
             }
         }
         if active.is_over()
-            && let Some(mut active) = self.transfers.remove(&id)
+            && let Some(mut active) = self.transfers.remove(key)
         {
             active.landed.take().into_iter().for_each(|landed| self.on_gpu.tell(landed));
             self.idle.note_use(active.urgency, self.now);
@@ -497,12 +501,10 @@ impl Worker {
     }
 
     fn fail_all(&mut self, reason: &str) {
-        let mut ids: Vec<u64> = self.transfers.keys().copied().collect();
-        ids.sort_unstable();
-        for id in ids {
-            if let Some(active) = self.transfers.get_mut(&id) {
+        for key in self.transfers.keys() {
+            if let Some(active) = self.transfers.get_mut(key) {
                 active.fail(TransferError::Stopped { reason: reason.into() });
-                self.settle(id);
+                self.settle(key);
             }
         }
         // Nobody wants their bytes any more.

@@ -58,6 +58,10 @@ impl Contents {
 
     /// Gives back the places that no reader of this version knows any more.
     fn release_retired(&mut self, serial: u64) {
+        // Few versions are replaced while they are read.
+        if self.retired.is_empty() {
+            return;
+        }
         let Entry::Occupied(mut retired) = self.retired.entry(serial) else { return };
         let readers = self.readers.get(&serial).into_iter().flatten();
         let oldest = readers.map(|(moves, _)| *moves).min();

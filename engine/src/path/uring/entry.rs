@@ -18,11 +18,12 @@ pub(super) struct File {
 
 /// The submission queue entry of an operation that lies in its slot, but for its first `done`
 /// bytes.
+#[inline]
 pub(super) fn of(
     operation: &mut Operation,
     done: u32,
     target: File,
-    registered: Registered,
+    registered: &Registered,
 ) -> squeue::Entry {
     let index = u32::from(operation.device.0);
     let offset = operation.extent.offset.0 + u64::from(done);

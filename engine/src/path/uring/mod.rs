@@ -75,6 +75,7 @@ impl UringPath {
     }
 
     /// Submits what is left of the operation in a slot; whether it was taken.
+    #[inline]
     fn enqueue(&mut self, slot: u32) -> bool {
         let fixed = self.capabilities.registered_files == Feature::On;
         let Some(kept) = self.slots.get_mut(slot) else { return false };
@@ -93,7 +94,7 @@ impl UringPath {
         while let Some(slot) = self.unfinished.pop() {
             if !self.enqueue(slot) {
                 let Self { slots, gate, done, .. } = self;
-                completions.extend(end(slots, gate, slot, Ok(done[slot as usize])));
+                end(slots, gate, slot, Ok(done[slot as usize]), completions);
             }
         }
         // If the path is dead, the next ring or wait says so.
@@ -113,12 +114,20 @@ fn capabilities_of(device: &Device) -> DeviceCapabilities {
 }
 
 /// Ends the operation in a slot, given the bytes moved in all, or the kernel's error number.
-fn end(slots: &mut Slots, gate: &Gate, slot: u32, answer: Result<u32, i32>) -> Option<Completion> {
-    let completion = complete(slots.take(slot)?, answer);
+#[inline]
+fn end(
+    slots: &mut Slots,
+    gate: &Gate,
+    slot: u32,
+    answer: Result<u32, i32>,
+    completions: &mut Vec<Completion>,
+) {
+    let Some(operation) = slots.take(slot) else { return };
+    let completion = complete(operation, answer);
     if let Err(error) = completion.result {
         gate.judge(error);
     }
-    Some(completion)
+    completions.push(completion);
 }
 
 // SAFETY: an accepted operation stays in its slot, with its buffer, until its completion entry was
@@ -172,7 +181,7 @@ unsafe impl DataPath for UringPath {
                 *done = next;
                 return unfinished.push(slot);
             }
-            completions.extend(end(slots, gate, slot, answer.map(|moved| *done + moved)));
+            end(slots, gate, slot, answer.map(|moved| *done + moved), completions);
         });
         if !self.unfinished.is_empty() {
             self.go_on(completions);

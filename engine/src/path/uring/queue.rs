@@ -97,8 +97,8 @@ impl<S: squeue::EntryMarker + From<squeue::Entry>, C: cqueue::EntryMarker> Owned
         length == 0 || self.ring.submitter().unregister_buffers().is_ok()
     }
 
-    pub(super) fn registered(&self) -> Registered {
-        self.registered
+    pub(super) fn registered(&self) -> &Registered {
+        &self.registered
     }
 
     /// Completions that it holds before the kernel has to keep some elsewhere.
@@ -112,6 +112,7 @@ impl<S: squeue::EntryMarker + From<squeue::Entry>, C: cqueue::EntryMarker> Owned
     /// # Safety
     /// Memory that the entry names must stay valid, and untouched where the kernel writes it, until
     /// the entry's completion was seen.
+    #[inline]
     pub(super) unsafe fn push(&mut self, entry: &S) -> io::Result<()> {
         // SAFETY: passed on to the caller.
         unsafe { self.enqueue(entry) }?;
@@ -126,6 +127,7 @@ impl<S: squeue::EntryMarker + From<squeue::Entry>, C: cqueue::EntryMarker> Owned
 
     /// # Safety
     /// As for `push`.
+    #[inline]
     unsafe fn enqueue(&mut self, entry: &S) -> io::Result<()> {
         // SAFETY: passed on to the caller.
         if unsafe { self.ring.submission().push(entry) }.is_ok() {
@@ -239,7 +241,7 @@ impl<S: squeue::EntryMarker + From<squeue::Entry>, C: cqueue::EntryMarker> Owned
 
 impl Registered {
     /// The registered buffer that holds all of `length` bytes at `address`.
-    pub(super) fn holding(self, address: *const u8, length: usize) -> Option<u16> {
+    pub(super) fn holding(&self, address: *const u8, length: usize) -> Option<u16> {
         let start = (address as usize).checked_sub(self.base)?;
         let last = start.checked_add(length)?.checked_sub(1)?;
         let run = start.checked_div(self.run)?;

@@ -29,10 +29,6 @@ impl Announcement {
     pub(super) fn stands(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
-
-    pub(super) fn withdraw(&self) {
-        self.0.store(false, Ordering::SeqCst);
-    }
 }
 
 /// An eventfd, not blocking.
@@ -56,11 +52,11 @@ impl WakeEvent {
         let _ = (&self.0).write(&1_u64.to_ne_bytes());
     }
 
-    /// Clears the event.
-    pub(super) fn clear(&self) {
-        // Not readable is fine: it was not raised.
+    /// Clears the event; returns how often it was raised.
+    pub(super) fn clear(&self) -> u64 {
         let mut count = [0; 8];
-        let _ = (&self.0).read(&mut count);
+        // Not readable is fine: it was not raised.
+        (&self.0).read(&mut count).map_or(0, |_| u64::from_ne_bytes(count))
     }
 
     pub(super) fn descriptor(&self) -> RawFd {

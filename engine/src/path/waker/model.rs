@@ -1,4 +1,4 @@
-//! An eventfd as loom can follow it: a flag that a sleeper waits for. Time never runs out, so that
+//! An eventfd as loom can follow it: a count that a sleeper waits for. Time never runs out, so that
 //! a wake-up that is lost shows as a deadlock.
 //!
 //! The announcement is behind a lock: loom keeps no total order of one variable's writes, and so
@@ -26,15 +26,11 @@ impl Announcement {
     pub(super) fn stands(&self) -> bool {
         *self.0.lock().expect("not poisoned")
     }
-
-    pub(super) fn withdraw(&self) {
-        self.take();
-    }
 }
 
 #[derive(Debug, Default)]
 pub(super) struct WakeEvent {
-    raised: Mutex<bool>,
+    raised: Mutex<u64>,
     risen: Condvar,
 }
 
@@ -44,12 +40,12 @@ impl WakeEvent {
     }
 
     pub(super) fn raise(&self) {
-        *self.raised.lock().expect("not poisoned") = true;
+        *self.raised.lock().expect("not poisoned") += 1;
         self.risen.notify_all();
     }
 
-    pub(super) fn clear(&self) {
-        *self.raised.lock().expect("not poisoned") = false;
+    pub(super) fn clear(&self) -> u64 {
+        std::mem::take(&mut *self.raised.lock().expect("not poisoned"))
     }
 
     pub(super) fn descriptor(&self) -> RawFd {
@@ -58,7 +54,7 @@ impl WakeEvent {
 
     pub(super) fn wait(&self, _timeout: Option<Duration>) -> io::Result<bool> {
         let mut raised = self.raised.lock().expect("not poisoned");
-        while !*raised {
+        while *raised == 0 {
             raised = self.risen.wait(raised).expect("not poisoned");
         }
         Ok(true)

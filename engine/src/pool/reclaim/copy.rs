@@ -24,12 +24,12 @@ pub(super) fn copy_all(
     reactor: &Reactor,
     relocations: &[Relocation],
 ) -> Result<Vec<TensorEntry>, ReclaimError> {
-    let stripes = &pool.0.stripes;
+    let (stripes, written) = (&pool.0.stripes, pool.0.stripes.to_write());
     let mut copies = Vec::new();
     for moving in relocations {
         for stretch in &moving.stretches {
             let Range { start, end } = stretch.bytes;
-            let placements = stripes.to_write().placements(&stretch.to, end - start);
+            let placements = written.placements(&stretch.to, end - start);
             let handle = pool.0.handles.of_lane(moving.lane);
             let whole = |placement| pieces::whole(placement).placed(handle);
             let groups = pieces::groups(placements.map(whole), COPY_BYTES);

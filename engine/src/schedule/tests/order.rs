@@ -214,3 +214,28 @@ fn what_is_read_once_more_waits_for_room_where_others_have_taken_it() {
     }
     assert_eq!(reactor.close(), Ok(()));
 }
+
+/// A round ends with the kernel being told, which costs a small write more than its copy does.
+#[test]
+fn small_writes_are_begun_together_and_long_ones_one_by_one() {
+    for (length, rounds) in [(4096, [8, 12]), (CHUNK as usize, [1, 2])] {
+        let disks = disks(1);
+        let chunk = ByteCount(u64::from(CHUNK));
+        let staging = ByteCount(chunk.0 * 32);
+        let options = ReactorOptions { staging, chunk, stepped: true, ..ReactorOptions::default() };
+        let reactor = Reactor::start(Box::new(SimDisks(disks.clone())), options).unwrap();
+        disks[0].hold();
+        for turn in 0..12 {
+            let pieces = striped(length, 1, turn << 16);
+            let transfer = Transfer::Write { source: Source::from(bytes(length, 3)), pieces };
+            reactor.submit(transfer, Urgency::Ahead, None, nothing()).unwrap();
+        }
+        let begun = [(); 2].map(|()| {
+            reactor.step(1);
+            disks[0].in_flight()
+        });
+        assert_eq!(begun, rounds, "writes of {length} bytes");
+        disks[0].release();
+        assert_eq!(reactor.close(), Ok(()));
+    }
+}

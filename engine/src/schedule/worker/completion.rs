@@ -23,7 +23,7 @@ impl Worker {
         let Completion { tag, memory, checksum, result } = completion;
         let buffer = memory.and_then(Memory::into_host);
         let Some(flight) = self.flights.complete(tag) else { return };
-        let Some(active) = self.transfers.get_mut(&flight.transfer) else {
+        let Some(active) = self.transfers.get_mut(flight.transfer) else {
             return self.keep(flight, buffer);
         };
         active.in_flight -= 1;
@@ -54,7 +54,7 @@ impl Worker {
             (Err(error), buffer) => {
                 let (tensor_offset, about) = (piece.tensor_offset, Box::default());
                 let failure = TransferError::Device { tensor_offset, error, about };
-                self.accept(flight, Some(failure), buffer);
+                self.accept(flight, Some(failure.into()), buffer);
             }
         }
     }
@@ -76,7 +76,7 @@ impl Worker {
     }
 
     fn check(&mut self, flight: PieceInFlight, chunk: DmaBuffer) {
-        let Some(active) = self.transfers.get_mut(&flight.transfer) else {
+        let Some(active) = self.transfers.get_mut(flight.transfer) else {
             return self.keep(flight, Some(chunk));
         };
         active.unchecked -= 1;
@@ -88,10 +88,10 @@ impl Worker {
     pub(super) fn accept(
         &mut self,
         flight: PieceInFlight,
-        mut failure: Option<TransferError>,
+        mut failure: Option<Box<TransferError>>,
         buffer: Option<DmaBuffer>,
     ) {
-        let Some(active) = self.transfers.get_mut(&flight.transfer) else {
+        let Some(active) = self.transfers.get_mut(flight.transfer) else {
             return self.keep(flight, buffer);
         };
         let counters = &self.counters[usize::from(flight.device.0)];
@@ -99,7 +99,7 @@ impl Worker {
             active.was_healed();
             counters.was_healed();
         }
-        let mismatch = matches!(failure, Some(TransferError::Checksum { .. }));
+        let mismatch = matches!(failure.as_deref(), Some(TransferError::Checksum { .. }));
         let again = |failure: &TransferError| {
             !flight.again && active.wants_bytes() && may_read_again(failure)
         };
@@ -120,7 +120,7 @@ impl Worker {
                     let first = active.pieces[flight.piece].device;
                     self.counters[usize::from(first.0)].was_read_elsewhere();
                 }
-                match active.next_leg(flight, failure.as_ref()) {
+                match active.next_leg(flight, failure.as_deref()) {
                     Some(leg) => self.go_on(PieceInFlight { leg, ..flight }, failure, buffer),
                     None => self.end_piece(flight, failure, buffer),
                 }
@@ -133,10 +133,10 @@ impl Worker {
     fn go_on(
         &mut self,
         flight: PieceInFlight,
-        failure: Option<TransferError>,
+        failure: Option<Box<TransferError>>,
         buffer: Option<DmaBuffer>,
     ) {
-        let Some(active) = self.transfers.get_mut(&flight.transfer) else {
+        let Some(active) = self.transfers.get_mut(flight.transfer) else {
             return self.keep(flight, buffer);
         };
         let device = active.placed(flight).device;
@@ -157,10 +157,10 @@ impl Worker {
     fn end_piece(
         &mut self,
         flight: PieceInFlight,
-        failure: Option<TransferError>,
+        failure: Option<Box<TransferError>>,
         buffer: Option<DmaBuffer>,
     ) {
-        let Some(active) = self.transfers.get_mut(&flight.transfer) else {
+        let Some(active) = self.transfers.get_mut(flight.transfer) else {
             return self.keep(flight, buffer);
         };
         match (failure, buffer) {
@@ -168,7 +168,7 @@ impl Worker {
             (failure, buffer) => {
                 match failure {
                     None => active.landed(flight.piece, buffer.as_ref()),
-                    Some(failure) => self.report_failure(flight.transfer, failure),
+                    Some(failure) => self.report_failure(flight.transfer, *failure),
                 }
                 self.take_back(flight, buffer);
             }
@@ -178,7 +178,7 @@ impl Worker {
     /// Processes a buffer that no device has any more: a part of its transfer's memory, or a chunk.
     pub(super) fn take_back(&mut self, flight: PieceInFlight, buffer: Option<DmaBuffer>) {
         let Some(buffer) = buffer else { return };
-        match self.transfers.get_mut(&flight.transfer).and_then(|active| active.parts()) {
+        match self.transfers.get_mut(flight.transfer).and_then(|active| active.parts()) {
             Some(parts) => parts.put_back(flight.piece, buffer),
             None => self.keep(flight, Some(buffer)),
         }
@@ -194,7 +194,7 @@ impl Worker {
     /// Has a piece read once more, or go on, as soon as its device has room, which others may have
     /// taken meanwhile.
     pub(super) fn launch_later(&mut self, flight: PieceInFlight, action: Action) {
-        if let Some(active) = self.transfers.get_mut(&flight.transfer) {
+        if let Some(active) = self.transfers.get_mut(flight.transfer) {
             active.unchecked += 1;
         }
         self.again.push_back((flight, action));
@@ -212,7 +212,7 @@ impl Worker {
     }
 
     fn launch_one_again(&mut self, flight: PieceInFlight, action: Action) {
-        let Some(active) = self.transfers.get_mut(&flight.transfer) else {
+        let Some(active) = self.transfers.get_mut(flight.transfer) else {
             return self.keep(flight, action.into_buffer());
         };
         let piece = active.placed(flight);
@@ -232,7 +232,7 @@ impl Worker {
                 reason: "the queue has no room to go on with it",
                 about: Box::default(),
             };
-            self.accept(flight, Some(refused.unwrap_or_else(full)), buffer);
+            self.accept(flight, Some(refused.unwrap_or_else(|| full().into())), buffer);
         }
         self.settle(flight.transfer);
     }

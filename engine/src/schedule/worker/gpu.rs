@@ -20,6 +20,7 @@ use crate::memory::{
 };
 use crate::path::{Action, DataPath, DeviceError, Feature};
 use crate::schedule::active::{Job, ReadEnd};
+use crate::schedule::in_progress::TransferKey;
 use crate::schedule::options::{ReactorOptions, StartError};
 use crate::schedule::stats::GpuStats;
 use crate::schedule::transfer::{Piece, TransferError};
@@ -45,7 +46,7 @@ pub(super) struct OnGpu {
 
 /// A transfer that waits for what the GPU does before it.
 struct HeldBack {
-    transfer: u64,
+    transfer: TransferKey,
     after: GpuEvent,
     since: Instant,
 }
@@ -100,7 +101,7 @@ impl OnGpu {
     }
 
     /// Keeps a transfer until an event has happened. False: it has.
-    pub(super) fn hold_back(&mut self, transfer: u64, after: GpuEvent) -> bool {
+    pub(super) fn hold_back(&mut self, transfer: TransferKey, after: GpuEvent) -> bool {
         // Events of one stream happen in order, so what comes after another waits at least as long.
         if self.copies.has_happened(after) {
             return false;
@@ -126,30 +127,26 @@ impl Worker {
         for _ in 0..self.on_gpu.held_back.len().min(LOOKS_MAX) {
             let Some(held) = self.on_gpu.held_back.pop_front() else { return };
             // What was cancelled meanwhile has ended, and its event may be gone.
-            if !self.transfers.contains_key(&held.transfer) {
-                continue;
-            }
+            let Some(active) = self.transfers.get_mut(held.transfer) else { continue };
             if !self.on_gpu.copies.has_happened(held.after) {
                 self.on_gpu.held_back.push_back(held);
                 continue;
             }
-            if let Some(mut active) = self.transfers.remove(&held.transfer) {
-                active.waited = held.since.elapsed();
-                self.enter(active);
-            }
+            active.waited = held.since.elapsed();
+            self.enter(held.transfer);
         }
     }
 
     /// Gives the next piece to its device, which reads or writes the GPU's memory itself.
     pub(super) fn begin_reached(
         &mut self,
-        id: u64,
+        key: TransferKey,
         place: QueuePlace,
         piece: usize,
     ) -> BeginResult {
-        let Some(active) = self.transfers.get_mut(&id) else { return BeginResult::Nothing };
+        let Some(active) = self.transfers.get_mut(key) else { return BeginResult::Nothing };
         let Some(action) = active.reach(active.pieces[piece]) else { return BeginResult::Nothing };
-        self.launch_next(id, place, piece, action, BeginResult::Light)
+        self.launch_next(key, place, piece, (action, 0))
     }
 
     /// A device is done with a piece of the GPU's memory.
@@ -160,24 +157,24 @@ impl Worker {
         checksum: Option<u32>,
         result: Result<(), DeviceError>,
     ) {
-        let Some(active) = self.transfers.get_mut(&flight.transfer) else { return };
+        let Some(active) = self.transfers.get_mut(flight.transfer) else { return };
         let tensor_offset = piece.tensor_offset;
         let failure = match (result, checksum) {
             (Ok(()), Some(found)) => active.summed(flight, found),
             (Ok(()), None) => {
                 let why = "the data path took no checksum of it".into();
-                Some(TransferError::of_gpu(GpuError(why), tensor_offset))
+                Some(TransferError::of_gpu(GpuError(why), tensor_offset).into())
             }
             (Err(error), _) => {
-                Some(TransferError::Device { tensor_offset, error, about: Box::default() })
+                Some(TransferError::Device { tensor_offset, error, about: Box::default() }.into())
             }
         };
         let is_again = flight.again || !active.wants_bytes();
-        let read = failure.as_ref().filter(|it| !is_again && may_read_again(it));
+        let read = failure.as_deref().filter(|it| !is_again && may_read_again(it));
         let Some(read) = read.and_then(|_| active.reach(piece)) else {
             return self.accept(flight, failure, None);
         };
-        if matches!(failure, Some(TransferError::Checksum { .. })) {
+        if matches!(failure.as_deref(), Some(TransferError::Checksum { .. })) {
             self.counters[usize::from(piece.device.0)].mismatched(false);
         }
         self.launch_later(PieceInFlight { again: true, ..flight }, read);
@@ -186,12 +183,12 @@ impl Worker {
     /// Begins to copy the next piece of a write, or of a verification, from the GPU.
     pub(super) fn begin_copy_out(
         &mut self,
-        id: u64,
+        key: TransferKey,
         place: QueuePlace,
         piece: usize,
     ) -> BeginResult {
-        let flight = self.flight(id, piece, place.device());
-        let Some(active) = self.transfers.get_mut(&id) else { return BeginResult::Nothing };
+        let flight = self.flight(key, piece, place.device());
+        let Some(active) = self.transfers.get_mut(key) else { return BeginResult::Nothing };
         let Some(memory) = active.gpu else { return BeginResult::Nothing };
         let Some(chunk) = self.chunks.take(place.device()) else { return BeginResult::Nothing };
         let Piece { tensor_offset, length, .. } = active.pieces[piece];
@@ -211,16 +208,16 @@ impl Worker {
             }
             Err((error, chunk)) => {
                 self.keep(flight, Some(chunk));
-                self.report_failure(id, TransferError::of_gpu(error, tensor_offset));
+                self.report_failure(key, TransferError::of_gpu(error, tensor_offset));
             }
         }
-        self.settle(id);
-        BeginResult::Light
+        self.settle(key);
+        BeginResult::Begun { copied: 0 }
     }
 
     /// Begins to copy a piece that a device has read to the GPU.
     pub(super) fn begin_copy_in(&mut self, flight: PieceInFlight, chunk: DmaBuffer) {
-        let active = self.transfers.get_mut(&flight.transfer);
+        let active = self.transfers.get_mut(flight.transfer);
         let Some((active, memory)) = active.and_then(|active| active.gpu.map(|gpu| (active, gpu)))
         else {
             return self.keep(flight, Some(chunk));
@@ -246,9 +243,9 @@ impl Worker {
         let mut some = self.launch_ready();
         while let Some(ended) = self.on_gpu.copies.next_ended() {
             some = true;
-            let id = ended.0.flight.transfer;
+            let key = ended.0.flight.transfer;
             self.complete_copy(ended);
-            self.settle(id);
+            self.settle(key);
         }
         some
     }
@@ -264,7 +261,7 @@ impl Worker {
             Ok(ended) => ended,
             Err(error) => return self.lose_copy(flight, awaited, error),
         };
-        let Some(active) = self.transfers.get_mut(&flight.transfer).filter(|_| awaited) else {
+        let Some(active) = self.transfers.get_mut(flight.transfer).filter(|_| awaited) else {
             return self.keep(flight, Some(chunk));
         };
         match active.job {
@@ -285,7 +282,7 @@ impl Worker {
     /// The GPU failed, and kept the chunk.
     fn lose_copy(&mut self, flight: PieceInFlight, awaited: bool, error: GpuError) {
         self.chunks.lose(flight.device);
-        let Some(active) = self.transfers.get_mut(&flight.transfer) else { return };
+        let Some(active) = self.transfers.get_mut(flight.transfer) else { return };
         if awaited {
             active.uncopied();
         }
@@ -295,7 +292,7 @@ impl Worker {
 
     /// Gives a piece that was copied from the GPU to its device, or keeps it until there is room.
     fn write_copied(&mut self, flight: PieceInFlight, chunk: DmaBuffer) {
-        let Some(active) = self.transfers.get_mut(&flight.transfer) else {
+        let Some(active) = self.transfers.get_mut(flight.transfer) else {
             return self.keep(flight, Some(chunk));
         };
         let fua = matches!(active.job, Job::Write { fua: true, .. });
@@ -313,14 +310,14 @@ impl Worker {
                 Err((Some(failure), chunk)) => {
                     self.keep(flight, chunk);
                     self.end_copy(flight);
-                    self.report_failure(flight.transfer, failure);
+                    self.report_failure(flight.transfer, *failure);
                 }
             }
         }
     }
 
     fn end_copy(&mut self, flight: PieceInFlight) {
-        if let Some(active) = self.transfers.get_mut(&flight.transfer) {
+        if let Some(active) = self.transfers.get_mut(flight.transfer) {
             active.uncopied();
         }
     }
