@@ -10,7 +10,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed"),
 ]
 
-# Plans differ with what the machine does beside: what one has no use for, another has.
+# A machine that is busy may find no plan with parts within the steps that are tried.
 BY_CHANCE = "no plan has a use for it"
 
 

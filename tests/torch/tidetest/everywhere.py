@@ -24,8 +24,10 @@ from tidetest.bits import difference, frozen
 
 WIDTH, LAYERS, ROWS, MICRO_BATCHES = 96, 4, 192, 3
 STEPS, STEPS_OF_CHOICES = 8, 20  # regions are chosen after two plans, and what is measured under each
+STEPS_OF_SEARCH = 100  # beside which a busy machine finds a plan with parts, most often within the first
 LARGE = 2048  # of layers that have parts
 STAGING, PLENTY = 256 * KIB, 1024 * MIB
+NO_USE = "no plan has a use for it"
 NEVER = "never run: inductor's kernels for CUDA need a GPU, which no machine of the tests has"
 
 
@@ -65,7 +67,7 @@ def large():
 
 def noticed(stats):
     """Returns the reason why a block does not do what it was asked for, in its own words."""
-    return "; ".join(stats["notices"]) or "no plan has a use for it"
+    return "; ".join(stats["notices"]) or NO_USE
 
 
 def refused(stats):
@@ -87,7 +89,9 @@ class Feature(NamedTuple):
     saves: bool = False
     pauses: bool = False
     steps: int = STEPS
+    steps_max: int = 0  # more are taken until it was done, but no more than this
     part: float = 0.5  # of the peak is the budget
+    lacks: int = 0  # bytes of the peak that the budget is without, in place of a part
     rows: int = ROWS // MICRO_BATCHES  # of a batch
     on_gpus: str | None = None  # why it is not tried there
 
@@ -114,10 +118,11 @@ FEATURES = {
     "accumulate": Feature({}, lambda stats: stats["plan"], accumulates=True),
     'parts="best"': Feature(
         {"parts": "best"},
-        lambda stats: stats["totals"]["fetches_of_parts"],
+        lambda stats: stats["totals"]["evictions_of_parts"],
+        lambda _: NO_USE,
         model=large,
-        steps=STEPS_OF_CHOICES,
-        part=0.8,
+        steps_max=STEPS_OF_SEARCH,
+        lacks=20 * MIB,  # a multiple of no storage's size, so that a plan of whole ones moves more
     ),
     "compile": Feature({}, lambda stats: stats["plan"], compiles=True, on_gpus=NEVER),
     "checkpoints": Feature({}, lambda stats: stats["plan"], saves=True),
@@ -136,7 +141,7 @@ class Run:
 
     def __init__(self, feature, program, rank):
         torch.manual_seed(0)
-        self.feature, self.program, self.tide = feature, program, None
+        self.feature, self.program, self.tide, self.steps = feature, program, None, 0
         self.model = wrapped(feature.model(), program, feature.compiles)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         torch.manual_seed(1 + rank)
@@ -161,10 +166,13 @@ class Run:
             loss.backward()
             return loss.detach()
 
-    def train(self, steps):
-        """Returns all that a wrong byte would show in."""
+    def train(self, steps, steps_max=0):
+        """Trains, with a block until the feature was done, but for at most `steps_max`. Returns all that a wrong byte
+        would show in.
+        """
         losses = []
-        for _ in range(steps):
+        while self.steps < steps or (self.steps < steps_max and not self.all_did()):
+            self.steps += 1
             with self.tide.step() if self.tide is not None else contextlib.nullcontext():
                 self.optimizer.zero_grad()
                 if self.feature.pauses and self.tide is not None:
@@ -173,6 +181,13 @@ class Run:
                 losses += [loss.item() for loss in self.backward()]
                 self.optimizer.step()
         return frozen(losses), self.state(), frozen(torch.get_rng_state())
+
+    def all_did(self):
+        """Returns whether the feature was done on all ranks."""
+        did = torch.tensor(bool(self.feature.did(self.tide.stats())), dtype=torch.int64, device="cpu")
+        if self.program:
+            dist.all_reduce(did, dist.ReduceOp.MIN)
+        return bool(did)
 
     def state(self):
         """Returns this rank's part of parameters and their optimizer's state."""
@@ -210,22 +225,19 @@ class Place:
             return feature.on_gpus
         # What runs once, of regions that the program runs twice, and of blocks that it runs once.
         regions.choosing(self._patch, () if "blocks" in feature.options else range(LAYERS))
-        expected = self.plain(feature)
-        budget = int(feature.part * self.peak(feature))
+        peak = self.peak(feature)
+        budget = peak - feature.lacks if feature.lacks else int(feature.part * peak)
         try:
-            tide, stats, got = self.in_block(feature, budget, feature.steps)
+            tide, stats, got, steps = self.in_block(feature, budget, feature.steps, feature.steps_max)
         except tidelog.Error as error:
             return f"{type(error).__name__}: {error}"
         for wrong in (
-            difference(expected, got),
+            difference(Run(feature, self.program, self.rank).train(steps), got),
             f"{tide.peak_bytes} bytes of {budget}" if tide.peak_bytes > budget else None,
             None if stats["totals"]["evictions"] else "nothing moved",
         ):
             assert not wrong, wrong
         return None if feature.did(stats) else feature.why(stats)
-
-    def plain(self, feature):
-        return Run(feature, self.program, self.rank).train(feature.steps)
 
     def peak(self, feature):
         """Returns the peak of the feature's program, as a block counts it that has nothing to do."""
@@ -238,7 +250,7 @@ class Place:
                 self._peaks[known] = PLENTY
         return self._peaks[known]
 
-    def in_block(self, feature, memory, steps):
+    def in_block(self, feature, memory, steps, steps_max=0):
         gc.collect()
         run = Run(feature, self.program, self.rank)
         options = {"pool": self.pool, "pool_size": 256 * MIB, "memory": memory, "staging": STAGING, **feature.options}
@@ -246,7 +258,7 @@ class Place:
             warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
             with tidelog.offload(run.model, run.optimizer, **options) as tide:
                 run.tide = tide
-                got = run.train(steps)
+                got, steps = run.train(steps, steps_max), run.steps
                 if feature.saves:
                     self.save(run.model, tide)
                 stats = tide.stats()
@@ -257,7 +269,7 @@ class Place:
         if saved is not None:
             tide.restore()  # what did not fit, and with that the pool is closed
             self.compare_saved(feature, saved)
-        return tide, stats, got
+        return tide, stats, got, steps
 
     def save(self, model, tide):
         from torch.distributed import checkpoint as dcp
