@@ -40,6 +40,7 @@ impl LinkId {
 
 /// A transfer since it was asked for.
 #[derive(Clone, Copy, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "independent facts, each with its own event")]
 pub(super) struct LinkTransfer {
     pub(super) id: StorageId,
     pub(super) storage: PlanStorage,

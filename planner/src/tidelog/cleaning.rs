@@ -62,7 +62,7 @@ impl CleaningLine {
 
     fn look(&mut self, trace: &Trace, simulation: &Simulation) {
         self.rounds += 1;
-        let mut fillings: Vec<(u64, Vec<Migration>)> = Vec::new();
+        let mut fillings: Vec<(i128, Vec<Migration>)> = Vec::new();
         for target in TARGETS {
             fillings.extend(IdleLink { trace, simulation, target }.fillings(&self.rows));
         }
@@ -93,7 +93,7 @@ struct LateWrite {
 
 impl IdleLink<'_> {
     /// Returns for each stretch of idleness how long it is, and what may be written in it.
-    fn fillings(&self, rows: &[Migration]) -> Vec<(u64, Vec<Migration>)> {
+    fn fillings(&self, rows: &[Migration]) -> Vec<(i128, Vec<Migration>)> {
         let step = i128::from(self.simulation.time.0);
         let mut writes = self.writes(rows);
         writes.sort_by_key(|write| write.begins);
@@ -114,7 +114,7 @@ impl IdleLink<'_> {
                     false
                 });
             }
-            found.push(((end - begin) as u64, filling));
+            found.push((end - begin, filling));
         }
         found
     }

@@ -85,7 +85,9 @@ impl<'a> Maker<'a> {
     /// The rows of the real trace that these rows stand for.
     pub(super) fn rows(&self, mut rows: Vec<Migration>) -> Vec<Migration> {
         if self.is_on_host {
-            rows.iter_mut().for_each(|row| row.target = Target::Host);
+            for row in &mut rows {
+                row.target = Target::Host;
+            }
         }
         match &self.whole {
             Some(whole) => whole.rows(&rows),

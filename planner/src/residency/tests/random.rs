@@ -224,7 +224,7 @@ impl Iteration {
                 parts.moves.push(row);
                 let direction = MigrationDirection::In;
                 let (start, deadline, stays) = (back, next, false);
-                parts.moves.push(Migration { direction, start, deadline, stays, ..row });
+                parts.moves.push(Migration { start, deadline, direction, stays, ..row });
             }
             if random.percent(lies) {
                 uses.ops.retain(|_| random.percent(60));
