@@ -17,7 +17,8 @@ pub enum Target {
 /// Direction of a migration. A plan file names it by what the row does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum MigrationDirection {
-    /// Eviction, out of memory. The memory is free once a valid copy is complete.
+    /// Eviction, out of memory. The memory is free once a valid copy is complete; it stays where a
+    /// row says so.
     #[serde(rename = "evict")]
     Out,
     /// Fetch, or a prefetch where a plan begins it. The memory is taken from the start.
@@ -43,6 +44,9 @@ pub struct Migration<S = PlanStorage> {
     /// True if the op at the deadline waits until an eviction is complete, though it has room: one
     /// that begins as soon as it can may see only at its end that memory is free.
     pub awaited: bool,
+    /// True if an eviction's storage stays in memory: only its copy is made, so that it can leave
+    /// later without a write. A row of this kind cleans.
+    pub stays: bool,
 }
 
 impl Migration {
@@ -55,12 +59,22 @@ impl Migration {
         ops: u32,
     ) -> Self {
         let (start, deadline) = (OpIndex(start % ops), OpIndex(deadline % ops));
-        Self { start, deadline, direction, target, storage, awaited: false }
+        Self { start, deadline, direction, target, storage, awaited: false, stays: false }
     }
 
     /// Makes the op that it begins before wait for it.
     pub(crate) fn awaited_at_once(self) -> Self {
         Self { deadline: self.start, awaited: true, ..self }
+    }
+
+    /// Makes an eviction clean: the storage stays.
+    pub(crate) fn staying(self) -> Self {
+        Self { stays: true, ..self }
+    }
+
+    /// Returns whether the storage's memory goes.
+    pub(crate) fn leaves(&self) -> bool {
+        self.direction == MigrationDirection::Out && !self.stays
     }
 }
 

@@ -3,7 +3,7 @@
 use super::whereabouts::ResidencyHistory;
 use super::{Case, ExplainedTransfer};
 use crate::lifetime::{Lifetimes, Period, PeriodEnd, uses_by_storage};
-use crate::migration::MigrationDirection;
+use crate::migration::{Ending, MigrationDirection};
 use crate::simulate::{Policy, SimulateError, SimulatedTransfer, simulate};
 use crate::trace::{Identity, PlanStorage, StorageKind, Trace};
 use crate::units::{Bytes, Nanos, OpIndex};
@@ -27,6 +27,8 @@ pub struct StorageAnswer {
     pub idle_longest: Nanos,
     /// The times that it left.
     pub absences: Vec<Absence>,
+    /// Writes of it while it stayed, so that it leaves later without one.
+    pub cleaned: Vec<ExplainedTransfer>,
     /// Step in which it never left; `None` if it never does.
     pub held: Option<KeptInMemory>,
 }
@@ -81,10 +83,12 @@ impl Case<'_> {
         let places = ResidencyHistory::of(self);
         let uses: Vec<u32> =
             uses_by_storage(self.trace)[storage.0 as usize].iter().map(|at| at.op).collect();
-        let leaving = self.transfers_of(storage).filter(|t| t.direction == MigrationDirection::Out);
+        let leaving = self.transfers_of(storage).filter(|t| t.leaves());
         let absences: Vec<Absence> =
             leaving.map(|out| self.absence(&lifetimes, &places, &uses, out)).collect();
         let held = if absences.is_empty() { None } else { Some(self.held(storage)?) };
+        let cleaned = self.transfers_of(storage).filter(|t| t.stays && t.ending == Ending::Moved);
+        let cleaned = cleaned.map(ExplainedTransfer::from).collect();
         let periods = lifetimes.periods.iter().filter(|p| p.storage == storage);
         let idle = periods
             .filter(|period| period.end == PeriodEnd::Use)
@@ -98,6 +102,7 @@ impl Case<'_> {
             uses: uses.len() as u32,
             idle_longest: idle.unwrap_or_default(),
             absences,
+            cleaned,
             held,
         })
     }
@@ -159,7 +164,7 @@ impl Case<'_> {
         let ops = self.trace.ops.len() as u32;
         self.plan.is_some_and(|plan| {
             plan.rows.iter().any(|row| {
-                row.direction == MigrationDirection::Out
+                row.leaves()
                     && row.storage == storage
                     && (row.start.0 + 2 * ops - gap.from) % ops <= gap.at - gap.from
             })

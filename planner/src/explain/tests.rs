@@ -26,6 +26,7 @@ fn rows(trace: &Trace, list: &[(u32, u32, MigrationDirection, &str)]) -> Vec<Mig
             target: Target::Ssd,
             storage: find(trace, name)[0],
             awaited: false,
+            stays: false,
         };
     list.iter().map(row).collect()
 }

@@ -29,6 +29,10 @@ impl fmt::Display for StorageAnswer {
         for absence in &self.absences {
             write!(out, "{absence}")?;
         }
+        for cleaned in &self.cleaned {
+            let how = moved("out", cleaned);
+            writeln!(out, "  It is written while it stays, to leave later without a write: {how}")?;
+        }
         self.held.as_ref().map_or(Ok(()), |held| write!(out, "{held}"))
     }
 }

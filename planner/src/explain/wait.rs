@@ -169,7 +169,7 @@ impl Case<'_> {
         let should_ask = Nanos(stall.begin.0.saturating_sub(needs.0));
         let left = self
             .transfers_of(transfer.storage)
-            .filter(|t| t.direction == MigrationDirection::Out && t.end <= transfer.begin)
+            .filter(|t| t.leaves() && t.end <= transfer.begin)
             .last()
             .map_or(Nanos(0), |t| t.end);
         // It could come once it was out and, after that, once memory was not full any more.
@@ -216,12 +216,11 @@ impl Case<'_> {
     }
 
     fn room(&self, stall: &OpStall, end: Nanos) -> Cause {
-        let leaving = self.simulation.transfers.iter().filter(|t| {
-            t.direction == MigrationDirection::Out
-                && has_ended(t)
-                && stall.begin < t.end
-                && t.end <= end
-        });
+        let leaving = self
+            .simulation
+            .transfers
+            .iter()
+            .filter(|t| t.leaves() && has_ended(t) && stall.begin < t.end && t.end <= end);
         let mut leaving: Vec<&SimulatedTransfer> = leaving.collect();
         let size = |t: &SimulatedTransfer| self.trace.storage(t.storage).size;
         leaving.sort_by_key(|t| (std::cmp::Reverse(size(t)), t.storage));

@@ -16,7 +16,8 @@ impl ResidencyHistory {
     pub(super) fn of(case: &Case<'_>) -> Self {
         let storages = &case.trace.storages;
         let mut changes = vec![Vec::new(); storages.len()];
-        for transfer in case.simulation.transfers.iter().filter(|t| has_ended(t)) {
+        let moved = case.simulation.transfers.iter().filter(|t| has_ended(t) && !t.stays);
+        for transfer in moved {
             let change = match transfer.direction {
                 MigrationDirection::Out => (transfer.end, true),
                 MigrationDirection::In => (transfer.begin, false),

@@ -7,7 +7,7 @@ use crate::plan::Plan;
 use crate::simulate::{
     ChecksumStream, CopyRates, GpuBehaviour, GpuCosts, GpuRuntime, Runtime, SimulateError,
 };
-use crate::tidelog::{Search, TidelogOptions};
+use crate::tidelog::{Idea, Search, TidelogOptions};
 use crate::trace::{Op, Trace};
 use crate::units::{Bandwidth, Bytes, Nanos};
 use serde::Serialize;
@@ -119,7 +119,9 @@ impl Bridge {
         if self == Self::Measured {
             // What a transfer takes of the thread is measured, kernels are seen with their gaps.
             let handling = Nanos(2 * runtime.costs.request.0);
+            // That day's search had no plans for host memory alone.
             let options = TidelogOptions {
+                without: Some(Idea::HostAlone),
                 runtime: Runtime { lookahead: LOOKAHEAD_OPS, handling },
                 ..TidelogOptions::default()
             };

@@ -14,8 +14,12 @@ use std::fmt;
 /// Value of the `format` field of a plan file.
 pub const FORMAT: &str = "tidelog-plan";
 
-/// The version this build writes, and the only one it reads.
-pub const VERSION: u32 = 1;
+/// The newest version that this build reads, which has rows that clean. A plan without them is
+/// written as version 1, which older builds read, too.
+pub const VERSION: u32 = 2;
+
+/// The version of plans all of whose evictions give memory up.
+const VERSION_OF_EVICTIONS: u32 = 1;
 
 /// A plan whose rows name storages.
 pub type PlanFile = Plan<NamedBytes>;
@@ -68,14 +72,40 @@ struct Shape {
     rows: Vec<Migration<NamedBytes>>,
 }
 
+/// Action of a row.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum RowAction {
+    Evict,
+    /// The storage is written, and stays.
+    Clean,
+    Prefetch,
+}
+
+impl RowAction {
+    fn of(direction: MigrationDirection, stays: bool) -> Self {
+        match direction {
+            MigrationDirection::Out if stays => Self::Clean,
+            MigrationDirection::Out => Self::Evict,
+            MigrationDirection::In => Self::Prefetch,
+        }
+    }
+
+    fn direction(self) -> MigrationDirection {
+        match self {
+            Self::Evict | Self::Clean => MigrationDirection::Out,
+            Self::Prefetch => MigrationDirection::In,
+        }
+    }
+}
+
 /// A row's shape.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Row {
     start: OpIndex,
     deadline: OpIndex,
-    #[serde(rename = "action")]
-    direction: MigrationDirection,
+    action: RowAction,
     target: Target,
     storage: Identity,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -86,17 +116,18 @@ struct Row {
 
 impl From<Migration<NamedBytes>> for Row {
     fn from(row: Migration<NamedBytes>) -> Self {
-        let Migration { start, deadline, direction, target, storage, awaited } = row;
-        let NamedBytes { storage, bytes } = storage;
-        Self { start, deadline, direction, target, storage, bytes, awaited }
+        let Migration { start, deadline, direction, target, storage, awaited, stays } = row;
+        let (action, NamedBytes { storage, bytes }) = (RowAction::of(direction, stays), storage);
+        Self { start, deadline, action, target, storage, bytes, awaited }
     }
 }
 
 impl From<Row> for Migration<NamedBytes> {
     fn from(row: Row) -> Self {
-        let Row { start, deadline, direction, target, storage, bytes, awaited } = row;
+        let Row { start, deadline, action, target, storage, bytes, awaited } = row;
+        let (direction, stays) = (action.direction(), matches!(action, RowAction::Clean));
         let storage = NamedBytes { storage, bytes };
-        Self { start, deadline, direction, target, storage, awaited }
+        Self { start, deadline, direction, target, storage, awaited, stays }
     }
 }
 
@@ -122,6 +153,7 @@ impl Plan {
             target: row.target,
             storage: NamedBytes::of(trace.storage(row.storage)),
             awaited: row.awaited,
+            stays: row.stays,
         };
         let rows = self.rows.iter().map(named).collect();
         self.clone().with_rows(rows)
@@ -141,7 +173,7 @@ impl PlanFile {
         if header.format != FORMAT {
             return Err(PlanError::NotAPlan { found: header.format });
         }
-        if header.version != VERSION {
+        if !(VERSION_OF_EVICTIONS..=VERSION).contains(&header.version) {
             return Err(PlanError::Version { found: header.version });
         }
         let Shape { policy, trace, fingerprint, ops, machine, expects, left_out, rows, .. } =
@@ -168,7 +200,9 @@ impl PlanFile {
     pub fn to_json(&self) -> String {
         let Self { policy, trace, fingerprint, ops, machine, expects, left_out, rows, .. } =
             self.clone();
-        let (format, version) = (FORMAT.to_owned(), VERSION);
+        let cleans = rows.iter().any(|row| row.stays);
+        let version = if cleans { VERSION } else { VERSION_OF_EVICTIONS };
+        let format = FORMAT.to_owned();
         json::to_text(&Shape {
             format,
             version,
@@ -206,8 +240,8 @@ impl PlanFile {
                     why,
                 });
             };
-            let Migration { start, deadline, direction, target, awaited, .. } = *row;
-            Ok(Migration { start, deadline, direction, target, storage, awaited })
+            let Migration { start, deadline, direction, target, awaited, stays, .. } = *row;
+            Ok(Migration { start, deadline, direction, target, storage, awaited, stays })
         };
         let rows = self.rows.iter().enumerate().map(numbered).collect::<Result<_, _>>()?;
         Ok(Plan { rows_of_parts: count_parts(&self.rows), ..self.with_rows(rows) })

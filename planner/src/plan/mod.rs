@@ -137,7 +137,7 @@ pub enum PlanError {
     },
     /// Written by another version.
     #[error(
-        "plan version {found} is not known (this build reads {VERSION}): plan again from the trace"
+        "plan version {found} is not known (this build reads up to {VERSION}): plan again from the trace"
     )]
     Version {
         /// The file's version.

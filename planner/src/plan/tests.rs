@@ -35,6 +35,24 @@ fn a_row_says_that_its_eviction_is_awaited() {
     assert_eq!(read.numbered(&trace).unwrap().named(&trace), plan);
 }
 
+#[test]
+fn a_plan_that_cleans_is_of_the_second_version() {
+    let mut plan = plan();
+    assert!(plan.to_json().contains("\"version\": 1,"), "older builds read it");
+    let at = plan.rows.iter().position(|row| row.direction == MigrationDirection::Out).unwrap();
+    plan.rows[at].stays = true;
+    let text = plan.to_json();
+    assert_eq!(text.matches("\"action\": \"clean\"").count(), 1, "{text}");
+    assert!(text.contains("\"version\": 2,"), "{text}");
+    let read = PlanFile::from_json(&text).unwrap();
+    assert_eq!(read, plan);
+    let trace = training(12, 40, 100, 60);
+    assert_eq!(read.numbered(&trace).unwrap().named(&trace), plan);
+    let later = text.replace("\"version\": 2,", "\"version\": 3,");
+    let refused = PlanFile::from_json(&later).unwrap_err().to_string();
+    assert!(refused.contains("version 3 is not known"), "{refused}");
+}
+
 /// Numbers count in the order of the trace; a file's rows stand in the order of names.
 #[test]
 fn rows_that_begin_together_stand_by_name() {

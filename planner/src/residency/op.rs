@@ -282,6 +282,10 @@ impl Residency {
                 let due = Due { storage: row.storage, cautious: false };
                 follow.put_off(follow.deadline(&row), due);
             } else if let Some(id) = follow.bound(row.storage) {
+                if row.stays {
+                    self.clean_as_planned(id, row.target);
+                    continue;
+                }
                 if row.awaited {
                     follow.await_eviction(follow.deadline(&row), id);
                 }
@@ -297,6 +301,19 @@ impl Residency {
         if storage.may_leave() && !used && !fetching {
             self.stats.evictions_planned += 1;
             self.leave(id, target);
+        }
+    }
+
+    /// Has a copy made of a storage that stays. Not where the op uses it, which may modify it.
+    fn clean_as_planned(&mut self, id: StorageId, target: Target) {
+        let Some(storage) = self.get(id) else { return };
+        let is_dirty = matches!(storage.place, BytesPlace::Resident) && !storage.copy;
+        let used = storage.used_by == self.op.serial;
+        if is_dirty && storage.may_leave() && !used {
+            self.stats.cleanings += 1;
+            self.leave(id, target);
+            self.change_flight(id, |flight| flight.leaving = false);
+            self.offer(id);
         }
     }
 

@@ -10,7 +10,8 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
     step: Arc<StepTable>,
-    /// Moves by start; evictions before prefetches, which may want their room.
+    /// Moves by start; evictions before prefetches, which may want their room, and before what
+    /// stays.
     moves: Vec<Migration>,
     /// The bytes of all storages that moves send to host memory.
     host_bytes: Bytes,
@@ -27,7 +28,8 @@ impl Schedule {
             ScheduleError::unless_within("deadline of a move", storage, row.deadline, (ops, ops))?;
         }
         moves.sort_unstable_by_key(|row| {
-            (row.start, row.direction, row.deadline, row.storage, row.target, row.awaited)
+            let when = (row.start, row.direction, row.stays, row.deadline);
+            (when, row.storage, row.target, row.awaited)
         });
         Ok(Self { step, moves, host_bytes: Bytes(0) })
     }

@@ -6,10 +6,12 @@ use crate::units::Bytes;
 /// Counters, all since the beginning. Bytes are counted when a transfer completes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Evictions begun, whatever became of them.
+    /// Evictions begun, whatever became of them, and copies of what stays.
     pub evictions: u64,
     /// Number of evictions that a schedule asked for.
     pub evictions_planned: u64,
+    /// Number of copies that a schedule had made of storages that stay, whatever became of them.
+    pub cleanings: u64,
     /// Times memory was given up because there is a valid copy.
     pub releases: u64,
     /// Checks that found a clean copy, so that nothing was written.

@@ -40,6 +40,7 @@ impl LinkId {
 
 /// A transfer since it was asked for.
 #[derive(Clone, Copy, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "independent facts, each with its own event")]
 pub(super) struct LinkTransfer {
     pub(super) id: StorageId,
     pub(super) storage: PlanStorage,
@@ -49,6 +50,8 @@ pub(super) struct LinkTransfer {
     pub(super) urgent: bool,
     /// The session took it for complete when it was in its stream.
     pub(super) is_told: bool,
+    /// The storage had its memory still when the session took it for complete.
+    pub(super) stays: bool,
     pub(super) cancelled: bool,
 }
 
@@ -165,6 +168,12 @@ impl SimulatedLinks {
     /// A transfer that is under way.
     pub(super) fn flight(&self, transfer: TransferId) -> Option<LinkTransfer> {
         self.flights.get(&transfer).copied()
+    }
+
+    pub(super) fn set_stays(&mut self, transfer: TransferId, stays: bool) {
+        if let Some(flight) = self.flights.get_mut(&transfer) {
+            flight.stays = stays;
+        }
     }
 
     pub(super) fn expedite(&mut self, now: u64, transfer: TransferId) {

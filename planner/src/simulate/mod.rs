@@ -163,8 +163,17 @@ pub struct SimulatedTransfer {
     pub in_step: Bytes,
     /// True if an op waited for it.
     pub urgent: bool,
+    /// True if the transfer made a copy of a storage that stayed in memory.
+    pub stays: bool,
     /// Ending of the transfer.
     pub ending: Ending,
+}
+
+impl SimulatedTransfer {
+    /// Returns whether a storage's memory went by it.
+    pub fn leaves(&self) -> bool {
+        self.direction == MigrationDirection::Out && !self.stays
+    }
 }
 
 /// The reason why an iteration cannot be simulated.

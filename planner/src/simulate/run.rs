@@ -167,7 +167,9 @@ impl<'a> SimulationRun<'a> {
                 self.world.result.stalls.push(OpStall { op: op_index, begin, length, waited_for });
             }
         }
-        let touched = uses.iter().map(|used| used.storage).chain(made);
+        // What it makes may leave before it is launched, as far as the machine knows.
+        let made = made.into_iter().map(|storage| OpUse { storage, modifies: false });
+        let touched = uses.iter().copied().chain(made);
         self.world.run(op_index, op, touched);
         self.world.residency.op_end();
         for death in &op.deaths {

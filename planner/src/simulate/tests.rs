@@ -239,6 +239,7 @@ fn a_prefetch_whose_eviction_is_still_queued_keeps_the_memory_and_the_write_goes
         target: Target::Ssd,
         storage,
         awaited: false,
+        stays: false,
     };
     let rows = vec![
         row(first, MigrationDirection::Out, 1, 0),
@@ -288,6 +289,7 @@ fn what_is_reported_has_settled() {
         target: Target::Ssd,
         storage: PlanStorage(storage),
         awaited: false,
+        stays: false,
     };
     let rows = rows.into_iter().map(row).collect();
     let plan = Plan::new("made", &trace, &machine, rows, Expectation::default());

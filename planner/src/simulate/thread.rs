@@ -10,7 +10,7 @@ use super::gpu::CopyWait;
 use super::gpu_runtime::{CompletionRule, EvictionAfter, GpuAllocator, GpuRuntime};
 use super::gpu_step::StepCounts;
 use crate::migration::MigrationDirection;
-use crate::residency::StorageId;
+use crate::residency::{OpUse, StorageId};
 use crate::units::{Bytes, Nanos};
 use std::collections::{HashMap, VecDeque};
 
@@ -246,16 +246,22 @@ impl ProgramThread {
         }
     }
 
-    /// Returns the events for which the next kernel waits, which uses these storages.
+    /// Returns the events for which the next kernel waits, which uses these storages. What it
+    /// modifies may be copied out still, though it stays.
     pub(super) fn before_kernel(
         &mut self,
-        uses: impl Iterator<Item = StorageId>,
+        uses: impl Iterator<Item = OpUse>,
         events: &SimulatedEvents,
     ) -> Vec<CopyWait> {
         let mut waits = std::mem::take(&mut self.waits);
-        for id in uses {
-            let fetched = self.storage(id).fetched.filter(|event| !events.has_passed(*event));
-            waits.extend(fetched.map(|event| (event, MigrationDirection::In)));
+        for OpUse { storage, modifies } in uses {
+            let StorageEvents { fetched, evicted, .. } = *self.storage(storage);
+            let ways = [
+                (fetched, MigrationDirection::In),
+                (evicted.filter(|_| modifies), MigrationDirection::Out),
+            ];
+            let to_come = ways.into_iter().filter_map(|(event, way)| Some((event?, way)));
+            waits.extend(to_come.filter(|(event, _)| !events.has_passed(*event)));
         }
         waits
     }

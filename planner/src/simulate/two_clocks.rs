@@ -10,7 +10,7 @@ use super::gpu_step::{GpuStep, waited_for_transfer};
 use super::links::{CompletedTransfer, LinkId, LinkTransfer};
 use super::world::World;
 use crate::migration::MigrationDirection;
-use crate::residency::{StorageId, TransferId};
+use crate::residency::{OpUse, StorageId, TransferId};
 use crate::trace::{Op, PlanStorage};
 use crate::units::{Nanos, OpIndex};
 use std::collections::HashMap;
@@ -76,7 +76,7 @@ impl World<'_> {
     }
 
     /// An op runs: on the thread's clock where that is the only one, or by a launch.
-    pub(super) fn run(&mut self, index: OpIndex, op: &Op, uses: impl Iterator<Item = StorageId>) {
+    pub(super) fn run(&mut self, index: OpIndex, op: &Op, uses: impl Iterator<Item = OpUse>) {
         if self.thread.is_none() {
             self.now += op.duration.0;
         } else if op.duration > Nanos(0) {
@@ -84,7 +84,7 @@ impl World<'_> {
         }
     }
 
-    fn launch_kernel(&mut self, op: OpIndex, duration: Nanos, uses: &[StorageId]) {
+    fn launch_kernel(&mut self, op: OpIndex, duration: Nanos, uses: &[OpUse]) {
         let (Some(thread), Some(engines)) = (&mut self.thread, self.links.engines_mut()) else {
             return;
         };
@@ -92,8 +92,8 @@ impl World<'_> {
         let done = engines.events.make();
         let launched = self.now + thread.runtime.costs.launch.0;
         engines.gpu.launch(LaunchedKernel { op, launched, duration, after, done });
-        for id in uses {
-            thread.storage(*id).last_use = Some(done);
+        for used in uses {
+            thread.storage(used.storage).last_use = Some(done);
         }
         thread.launched.push_back(done);
         thread.last_launched = Some(done);

@@ -7,7 +7,8 @@ use super::thread::ProgramThread;
 use super::{SimulatedTransfer, Simulation};
 use crate::migration::{Ending, MemorySample, MigrationDirection};
 use crate::residency::{
-    Attributes, CopyKind, FetchUrgency, Residency, ResidencyAction, StorageId, TransferId,
+    Attributes, CopyKind, FetchUrgency, Residency, ResidencyAction, StorageId, StorageState,
+    TransferId,
 };
 use crate::trace::{PlanStorage, Trace};
 use crate::units::{Bytes, Nanos, OpIndex};
@@ -184,8 +185,9 @@ impl<'a> World<'a> {
             }
             let id = ended.flight.id;
             self.stop_moving(id);
-            self.count(&ended);
             self.residency.completed(ended.transfer, ended.flight.outcome());
+            let flight = LinkTransfer { stays: self.is_here(id), ..ended.flight };
+            self.count(&CompletedTransfer { flight, ..ended });
             self.perform();
         }
     }
@@ -265,8 +267,8 @@ impl<'a> World<'a> {
         let SimulatedStorage { storage, size, .. } = *self.instance(id);
         let (bytes, is_told) = (Bytes(size), self.tells_at_once(way));
         let urgent = urgent && !is_told;
-        let (begin, cancelled) = (self.now, false);
-        LinkTransfer { id, storage, way, bytes, begin, urgent, is_told, cancelled }
+        let (begin, stays, cancelled) = (self.now, false, false);
+        LinkTransfer { id, storage, way, bytes, begin, urgent, is_told, stays, cancelled }
     }
 
     fn launch(&mut self, transfer: TransferId, flight: LinkTransfer) {
@@ -287,7 +289,14 @@ impl<'a> World<'a> {
             let Some(flight) = self.links.flight(transfer) else { continue };
             self.stop_moving(flight.id);
             self.residency.completed(transfer, flight.outcome());
+            let stays = self.is_here(flight.id);
+            self.links.set_stays(transfer, stays);
         }
+    }
+
+    /// Returns whether a storage has its memory, and no transfer touches it.
+    fn is_here(&self, id: StorageId) -> bool {
+        matches!(self.residency.state(id), Some(StorageState::Resident { .. }))
     }
 
     fn stop_moving(&mut self, id: StorageId) {
@@ -337,6 +346,7 @@ impl<'a> World<'a> {
             end: self.since_origin(end),
             in_step: Bytes(bytes.0.saturating_sub(before)),
             urgent: flight.urgent,
+            stays: flight.stays && flight.direction() == MigrationDirection::Out,
             ending,
         }
     }

@@ -1,6 +1,7 @@
 //! Agenda of a search: what is good most of the time first.
 
 use super::assignment::TierAssignment;
+use super::cleaning::CleaningLine;
 use super::maker::Maker;
 use super::rounding::{LineOptions, RoundingLine};
 use super::search::Search;
@@ -45,6 +46,10 @@ pub(super) enum SearchJob {
     Round { maker: usize, line: Box<RoundingLine>, is_limited: bool },
     /// Plans for another machine: its jobs come next.
     Altered(Altered),
+    /// The fastest plan writes what stays where its links are idle.
+    Clean,
+    /// Writes of what stays that are being tried.
+    Cleaning(Box<CleaningLine>),
     /// The fastest plan is improved by trial.
     Trials,
 }
@@ -60,6 +65,8 @@ pub(super) enum Altered {
     LessMemory,
     /// No host memory.
     WithoutHost,
+    /// Host memory takes all that leaves, as it is large enough.
+    HostAlone,
     /// Host memory has, in each stretch of the step, as much of what leaves as the SSDs are too
     /// slow for there. So much of the capacity may wait for them, as one part in so many.
     Assigned(u64),
@@ -88,6 +95,7 @@ impl Altered {
                 return Some(Maker::assigned(trace, machine, assignment));
             }
             Self::Wholes => return Maker::of_wholes(search.trace, machine),
+            Self::HostAlone => return Maker::on_host(search.trace, machine),
             Self::LessMemory => machine.budget.0 -= machine.capacity().0 / SPARED_PARTS,
             Self::WithoutHost => {
                 machine.host.take()?;
@@ -102,6 +110,9 @@ impl Altered {
 pub(super) fn jobs(trace: &Trace, options: TidelogOptions) -> VecDeque<SearchJob> {
     let TidelogOptions { published, goal, without, rounds, runtime, .. } = options;
     let mut jobs = VecDeque::new();
+    if without != Some(Idea::HostAlone) {
+        jobs.push_back(SearchJob::Altered(Altered::HostAlone));
+    }
     let sweep =
         |variant, most, is_limited| SearchJob::Sweep { maker: 0, variant, most, is_limited };
     jobs.extend(FIRST.map(|variant| sweep(variant, rounds, false)));
@@ -128,6 +139,9 @@ pub(super) fn jobs(trace: &Trace, options: TidelogOptions) -> VecDeque<SearchJob
     jobs.extend(SLOWER_PERCENT.map(|percent| SearchJob::Altered(Altered::SlowerWrites(percent))));
     // Each begins with the best plan so far, the second with what the first has found.
     jobs.extend(assigned().chain(assigned()));
+    if without != Some(Idea::Cleaning) {
+        jobs.push_back(SearchJob::Clean);
+    }
     jobs.push_back(SearchJob::Trials);
     jobs
 }
@@ -135,31 +149,36 @@ pub(super) fn jobs(trace: &Trace, options: TidelogOptions) -> VecDeque<SearchJob
 /// Returns the jobs for a machine or a trace that differs.
 pub(super) fn jobs_of(maker: usize, altered: Altered, options: TidelogOptions) -> Vec<SearchJob> {
     let TidelogOptions { rounds, without, .. } = options;
-    let sweep = |variant| SearchJob::Sweep { maker, variant, most: rounds, is_limited: true };
+    let is_limited = !matches!(altered, Altered::HostAlone);
+    let sweep = |variant| SearchJob::Sweep { maker, variant, most: rounds, is_limited };
+    let write_penalty = WRITE_PENALTIES[0];
+    let line = LineOptions { effort: EFFORT, write_penalty, rounds, spares_bytes: false };
+    let prices = SearchJob::Prices { maker, line, is_limited };
+    let prices = Some(prices).filter(|_| without != Some(Idea::Rounding));
     let mut jobs: Vec<SearchJob> = FIRST.map(sweep).into();
     match altered {
         Altered::Wholes => jobs.extend(more(maker, options)),
         Altered::Assigned(_) => jobs.extend(ASSIGNED.map(sweep)),
-        _ if without != Some(Idea::Rounding) => {
-            let write_penalty = WRITE_PENALTIES[0];
-            let line = LineOptions { effort: EFFORT, write_penalty, rounds, spares_bytes: false };
-            jobs.push(SearchJob::Prices { maker, line, is_limited: true });
-        }
-        _ => {}
+        Altered::HostAlone => jobs.extend(prices.into_iter().chain(sweeps(maker, rounds))),
+        _ => jobs.extend(prices),
     }
     jobs
+}
+
+/// All plans of all variants.
+fn sweeps(maker: usize, rounds: u32) -> impl Iterator<Item = SearchJob> {
+    let sweep = move |(most, variant)| SearchJob::Sweep { maker, variant, most, is_limited: true };
+    let turns = (1..=rounds).flat_map(|round| (0..VARIANTS.len()).map(move |one| (round, one)));
+    turns.map(sweep)
 }
 
 /// All plans of all variants, and all that are rounded from prices.
 fn more(maker: usize, options: TidelogOptions) -> Vec<SearchJob> {
     let TidelogOptions { rounds, without, .. } = options;
-    let sweep =
-        |(round, variant)| SearchJob::Sweep { maker, variant, most: round, is_limited: true };
-    let turns = (1..=rounds).flat_map(|round| (0..VARIANTS.len()).map(move |one| (round, one)));
     let prices = |write_penalty| {
         let line = LineOptions { effort: EFFORT, write_penalty, rounds, spares_bytes: true };
         SearchJob::Prices { maker, line, is_limited: true }
     };
     let rounded = WRITE_PENALTIES.into_iter().filter(|_| without != Some(Idea::Rounding));
-    turns.map(sweep).chain(rounded.map(prices)).collect()
+    sweeps(maker, rounds).chain(rounded.map(prices)).collect()
 }

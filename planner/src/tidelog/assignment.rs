@@ -79,7 +79,7 @@ fn trips(trace: &Trace, guess: &Guess, rows: &[Migration]) -> Vec<RoundTrip> {
     let uses = uses_by_storage(trace);
     // Of each storage the ops before which it leaves, and those before which it must be back.
     let mut moves: BTreeMap<usize, [Vec<usize>; 2]> = BTreeMap::new();
-    for row in rows {
+    for row in rows.iter().filter(|row| !row.stays) {
         let of = moves.entry(row.storage.0 as usize).or_default();
         match row.direction {
             MigrationDirection::Out => of[0].push(row.start.0 as usize),

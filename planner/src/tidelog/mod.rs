@@ -6,6 +6,7 @@
 mod agenda;
 mod assignment;
 mod candidates;
+mod cleaning;
 mod in_parts;
 mod maker;
 mod pieces;
@@ -135,6 +136,11 @@ pub enum Idea {
     Replanning,
     /// Plans rounded from the lower bound's prices are tried, too.
     Rounding,
+    /// Plans are tried, too, for host memory alone, where that takes all that leaves.
+    HostAlone,
+    /// Plans are tried, too, in which links that are idle write what stays in memory, so that it
+    /// leaves later without a write.
+    Cleaning,
     /// Plans are tried, too, in which the SSDs have a part of what leaves in every stretch of the
     /// step, and host memory the rest.
     AssigningTiers,
@@ -142,7 +148,7 @@ pub enum Idea {
 
 impl Idea {
     /// List of all variants.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::BeforeThePeak,
         Self::FillingFreeMemory,
         Self::OnlyWhatPays,
@@ -151,6 +157,8 @@ impl Idea {
         Self::Replanning,
         Self::Rounding,
         Self::AssigningTiers,
+        Self::HostAlone,
+        Self::Cleaning,
     ];
 }
 
@@ -210,6 +218,9 @@ mod tests;
 
 #[cfg(test)]
 mod assignment_tests;
+
+#[cfg(test)]
+mod cleaning_tests;
 
 #[cfg(test)]
 mod exhaustive_tests;

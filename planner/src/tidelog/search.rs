@@ -5,6 +5,7 @@
 
 use super::agenda::{self, Altered, SearchJob};
 use super::candidates::{Candidate, Candidates};
+use super::cleaning::{CleaningLine, CleaningStep};
 use super::in_parts::Joining;
 use super::maker::Maker;
 use super::pieces::Whole;
@@ -227,7 +228,7 @@ impl<'a> Search<'a> {
             }
             SearchJob::Round { maker, line, is_limited } => self.round(maker, *line, is_limited),
             SearchJob::Altered(altered) => {
-                if !self.affords(true) {
+                if !matches!(altered, Altered::HostAlone) && !self.affords(true) {
                     return Ok(false);
                 }
                 let Some(maker) = altered.of(self) else { return Ok(false) };
@@ -238,7 +239,33 @@ impl<'a> Search<'a> {
                 }
                 Ok(false)
             }
+            SearchJob::Clean => {
+                let Some(best) = self.found.best(Goal::Time) else { return Ok(false) };
+                if best.simulation.stalls.is_empty() {
+                    return Ok(false);
+                }
+                let line = CleaningLine::new(self.trace, best.rows.clone(), &best.simulation);
+                self.clean(line)
+            }
+            SearchJob::Cleaning(line) => self.clean(*line),
             SearchJob::Trials => self.improve(),
+        }
+    }
+
+    /// Tries the next writes of what stays.
+    fn clean(&mut self, mut line: CleaningLine) -> Result<bool, SimulateError> {
+        let CleaningStep::Try(rows) = line.next() else { return Ok(false) };
+        let simulation = self.simulated(&rows)?;
+        line.learn(self.trace, rows.clone(), &simulation);
+        self.found.offer(Candidate { rows, expects: Expectation::default(), simulation });
+        self.agenda.push_front(SearchJob::Cleaning(Box::new(line)));
+        Ok(true)
+    }
+
+    fn simulated(&self, rows: &[Migration]) -> Result<Simulation, SimulateError> {
+        match &self.joining {
+            Some(joining) => Ok(joining.simulate(rows)?.simulation),
+            None => self.simulator.simulate(POLICY, rows),
         }
     }
 
@@ -356,10 +383,7 @@ impl<'a> Search<'a> {
 
     /// Offers the plan of these rows, and returns when its ops run.
     fn try_rows(&mut self, rows: Vec<Migration>) -> Result<Guess, SimulateError> {
-        let simulation = match &self.joining {
-            Some(joining) => joining.simulate(&rows)?.simulation,
-            None => self.simulator.simulate(POLICY, &rows)?,
-        };
+        let simulation = self.simulated(&rows)?;
         let guess = Guess::of(self.trace, &simulation);
         self.found.offer(Candidate { rows, expects: Expectation::default(), simulation });
         Ok(guess)

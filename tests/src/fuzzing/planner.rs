@@ -218,7 +218,8 @@ pub(super) fn plan_in_parts() -> PlanFile {
         ways.map(|(direction, op)| {
             let (start, deadline, target) = (OpIndex(op), OpIndex(op + 1), Target::Ssd);
             let awaited = direction == MigrationDirection::Out;
-            Migration { start, deadline, direction, target, storage, awaited }
+            let stays = awaited && storage.0 % 2 == 1;
+            Migration { start, deadline, direction, target, storage, awaited, stays }
         })
     });
     let rows = rows.collect();

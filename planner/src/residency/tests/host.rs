@@ -130,6 +130,7 @@ fn under_a_schedule_its_moves_have_the_host_memory_that_they_count_on() {
         start: OpIndex(1),
         deadline: OpIndex(3),
         awaited: false,
+        stays: false,
     };
     for (host_memory, expected) in [(10, Target::Host), (9, Target::Ssd)] {
         let all = vec![uses(&[0], true), uses(&[2], true), uses(&[3], true)];

@@ -11,7 +11,8 @@ pub(super) fn uses(ops: &[u32], cyclic: bool) -> ScheduledUses {
 
 fn row(storage: u32, direction: MigrationDirection, start: u32, deadline: u32) -> Migration {
     let (start, deadline, storage) = (OpIndex(start), OpIndex(deadline), PlanStorage(storage));
-    Migration { start, deadline, direction, target: Target::Ssd, storage, awaited: false }
+    let (target, awaited, stays) = (Target::Ssd, false, false);
+    Migration { start, deadline, direction, target, storage, awaited, stays }
 }
 
 /// Parts of a schedule.
@@ -453,4 +454,86 @@ fn another_plan_of_the_same_steps_takes_over_between_two_of_them() {
         Some(StorageState::Evicted),
         "storages are known by the numbers of the plan before"
     );
+}
+
+/// A storage that op 0 writes, that a row cleans from op 1 on, op 2 uses, and that leaves at op 3.
+fn cleaned() -> Residency {
+    let clean = Migration { stays: true, ..row(0, MigrationDirection::Out, 1, 2) };
+    let leaves = row(0, MigrationDirection::Out, 3, 5);
+    let mut machine =
+        planned(20, &[10], parts(6, vec![uses(&[0, 2, 5], true)], vec![leaves, clean]));
+    assert_eq!(op(&mut machine, 0, &[writes(0)], 0), OpProgress::Ready);
+    machine.op_end();
+    assert_eq!(op(&mut machine, 1, &[], 0), OpProgress::Ready);
+    machine.op_end();
+    assert_eq!(machine.stats().cleanings, 1);
+    machine
+}
+
+#[test]
+fn what_a_row_cleans_stays_and_leaves_later_without_a_write() {
+    let mut machine = cleaned();
+    assert_eq!((machine.departing(), machine.committed()), (Bytes(0), Bytes(10)));
+    assert_eq!(machine.state(id(0)), Some(StorageState::Evicting));
+    assert_eq!(op(&mut machine, 2, &[reads(0)], 0), OpProgress::Ready, "it may be read meanwhile");
+    machine.op_end();
+    perform(&mut machine);
+    assert_eq!(machine.state(id(0)), Some(StorageState::Resident { clean: true }));
+    assert_eq!((machine.stats().releases, machine.stats().bytes_written), (0, Bytes(10)));
+    assert_eq!(op(&mut machine, 3, &[], 0), OpProgress::Ready);
+    let last = machine.transfers_begun - 1;
+    assert_eq!(actions(&mut machine), [evict(0, last, CopyKind::Verify)]);
+    machine.completed(TransferId(last), MigrationOutcome::Matched);
+    assert_eq!(machine.state(id(0)), Some(StorageState::Evicted));
+    assert_eq!(machine.stats().bytes_written, Bytes(10));
+}
+
+#[test]
+fn a_later_write_makes_the_copy_of_what_stays_stale() {
+    for is_complete in [true, false] {
+        let mut machine = cleaned();
+        if is_complete {
+            perform(&mut machine);
+        }
+        let taken = begun(&actions(&mut machine));
+        let progress = op(&mut machine, 2, &[writes(0)], 0);
+        // One that is under way has to stop first.
+        let waits = if is_complete { OpProgress::Ready } else { OpProgress::Waiting };
+        assert_eq!(progress, waits);
+        for transfer in taken {
+            machine.completed(transfer, MigrationOutcome::Cancelled);
+        }
+        perform(&mut machine);
+        assert_eq!(machine.resume(), OpProgress::Ready);
+        machine.op_end();
+        assert_eq!(machine.state(id(0)), Some(StorageState::Resident { clean: false }));
+        assert_eq!(op(&mut machine, 3, &[], 0), OpProgress::Ready);
+        let last = machine.transfers_begun - 1;
+        let begins = actions(&mut machine);
+        assert!(begins.contains(&evict(0, last, CopyKind::Write)), "{begins:?}");
+    }
+}
+
+#[test]
+fn a_storage_that_leaves_while_it_is_cleaned_is_written_once() {
+    let mut machine = cleaned();
+    assert_eq!(op(&mut machine, 3, &[], 0), OpProgress::Ready);
+    perform(&mut machine);
+    assert_eq!(machine.state(id(0)), Some(StorageState::Evicted));
+    assert_eq!(machine.stats().bytes_written, Bytes(10));
+}
+
+#[test]
+fn what_cannot_be_cleaned_is_passed_over() {
+    // It is used by that op, or has a copy already.
+    let clean = |start| Migration { stays: true, ..row(0, MigrationDirection::Out, start, 3) };
+    let all = vec![uses(&[0, 1], true)];
+    let mut machine = planned(20, &[10], parts(4, all, vec![clean(1), clean(2), clean(3)]));
+    for (index, begun) in [(0, 0), (1, 0), (2, 1), (3, 1)] {
+        let used: &[OpUse] = if index < 2 { &[writes(0)] } else { &[] };
+        assert_eq!(op(&mut machine, index, used, 0), OpProgress::Ready);
+        perform(&mut machine);
+        machine.op_end();
+        assert_eq!(machine.stats().cleanings, begun, "op {index}");
+    }
 }

@@ -218,12 +218,13 @@ impl Iteration {
                 let back = OpIndex(time((next.0 + count as u32 - 1) % count as u32));
                 let target = if random.percent(50) { Target::Host } else { Target::Ssd };
                 let storage = plan;
-                let evict = MigrationDirection::Out;
                 let (start, deadline, awaited) = (out, back, random.percent(20));
-                let row = Migration { start, deadline, direction: evict, target, storage, awaited };
+                let (direction, stays) = (MigrationDirection::Out, random.percent(25));
+                let row = Migration { start, deadline, direction, target, storage, awaited, stays };
                 parts.moves.push(row);
                 let direction = MigrationDirection::In;
-                parts.moves.push(Migration { direction, start: back, deadline: next, ..row });
+                let (start, deadline, stays) = (back, next, false);
+                parts.moves.push(Migration { start, deadline, direction, stays, ..row });
             }
             if random.percent(lies) {
                 uses.ops.retain(|_| random.percent(60));

@@ -5,7 +5,7 @@ mod space;
 
 use super::POLICY;
 use super::maker::Maker;
-use crate::migration::{Migration, MigrationDirection, Target};
+use crate::migration::{Migration, Target};
 use crate::simulate::{SimulateError, Simulator};
 use crate::units::{Bytes, Nanos};
 use space::PeriodWays;
@@ -222,7 +222,7 @@ impl<'a> Trials<'a> {
     /// Has ops wait for evictions that begin with them, where that helps.
     fn wait(&mut self, mut best: Tried) -> Result<Tried, SimulateError> {
         let rows = best.1.clone();
-        let leaving = rows.iter().filter(|row| row.direction == MigrationDirection::Out);
+        let leaving = rows.iter().filter(|row| row.leaves());
         for row in leaving.filter(|row| !row.awaited) {
             if self.is_over(&best) {
                 break;

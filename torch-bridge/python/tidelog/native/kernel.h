@@ -256,7 +256,7 @@ class Kernel {
       if (state != SETTLED && state != CLEAN) return false;
       if (!writes(each.position)) continue;
       ledger.note_write(*each.storage);
-      if (state == CLEAN) modified.push_back(record);
+      if (state == CLEAN || record->read) modified.push_back(record);
     }
     for (Record* record : modified) ledger.modified(*record);
     return true;
@@ -288,6 +288,7 @@ class Kernel {
     run.needs = needs;
     try {
       step.begin_op(run.index, question.fingerprint(), facts_->name->c_str(), question.uses(), needs);
+      question.end_reading();
       step.ledger.launches(question.records(), needs, none_runs_beside(run.under_way));
       step.profile_begins(run.index);
     } catch (...) {

@@ -165,6 +165,7 @@ class Ledger {
 
   // The storage is about to differ from its copy in the log, by what the session is asked about.
   void modifies(Record& record) {
+    end_reading(record);
     if (record.state == CLEAN) mark(record, SETTLED);
   }
 
@@ -337,12 +338,17 @@ class Ledger {
   // Returns an event behind the ops that may have used the storage. Null: that is not earlier.
   void* after_last(Record& record) const { return noted(record.last_use, streams_.after_last(record.uses)); }
 
-  // Makes streams wait for the bytes that are on their way to a storage, of which ops before that were no use; or for
-  // what reads those of one that stays.
+  // Makes streams wait for the bytes that are on their way to a storage, of which ops before that were no use. What
+  // reads those of one that stays holds up nobody before the storage is written.
   void order(Record& record) const {
-    if ((record.state & (COMING | LEAVING)) == 0 || !record.event) return;
-    streams_.fetched(record.event);
-    if ((record.state & COMING) != 0) record.uses.clear();
+    if (!record.event) return;
+    if ((record.state & COMING) != 0) {
+      streams_.fetched(record.event);
+      record.uses.clear();
+    } else if ((record.state & LEAVING) != 0 && !record.event->query()) {
+      streams_.reads(record.event);
+      record.read = record.event;
+    }
   }
 
   // -- memory that goes and comes ---------------------------------------------------------------------------
@@ -357,8 +363,29 @@ class Ledger {
       Records::begins(record);
   }
 
+  // Ends that for a storage that stays: where it is being copied out still, once that is over.
+  void ends(Record& record) {
+    if (!record.read) return Records::ends(record);
+    read_.push_back(RecordPtr::reclaim_copy(&record));
+  }
+
+  // Ends that for a storage that is about to be written, or gone: what is launched from here on waits for what reads
+  // it, or whoever has its memory next.
+  void end_reading(Record& record) {
+    if (!record.read) return;
+    EventPtr read = std::exchange(record.read, nullptr);
+    // Where another transfer touches it the end of that ends it.
+    bool is_settled = (record.state & (LEAVING | AWAY)) == 0;
+    if (is_settled && is_gone(record))
+      departs(record, std::move(read));
+    else
+      streams_.fetched(std::move(read), TIDE_TIME_COPIES_OUT);
+    if (is_settled) Records::ends(record);
+  }
+
   // Ends that for a storage that has died meanwhile. Who has its memory next waits for what touches it.
-  void end_dead(Record& record) const {
+  void end_dead(Record& record) {
+    end_reading(record);
     if (record.event) streams_.fetched(record.event);
     streams_.share(record.memory);
     Records::ends(record);
@@ -367,6 +394,7 @@ class Ledger {
 
   // A storage that is `OUT` loses its memory. Where that is read still, it goes when that is over.
   void take(Record& record, Message message) {
+    end_reading(record);
     share(*record.impl);
     if (record.event && record.was_borrowed) {
       // An op of another thread may have been launched behind it.
@@ -404,6 +432,7 @@ class Ledger {
 
   // Makes room for `needs` bytes within the limit, with what has been given up and is read still.
   void make_room(int64_t needs) {
+    if (!read_.empty() && !is_in_child) look_at_read();
     if (!departing_.empty()) departing_.keep_at_most(limit - counted - needs, streams_);
   }
 
@@ -411,10 +440,16 @@ class Ledger {
   int64_t departing() const { return departing_.bytes(); }
 
   // Frees all departing memory: what is launched from here on waits for what reads it.
-  void let_go() { departing_.keep_at_most(0, streams_); }
+  void let_go() {
+    departing_.keep_at_most(0, streams_);
+    for (const RecordPtr& each : std::exchange(read_, {})) end_reading(*each);
+  }
 
   // Frees all departing memory where no device reads anything any more.
-  void let_go_at_once() { departing_.clear(); }
+  void let_go_at_once() {
+    departing_.clear();
+    for (const RecordPtr& each : std::exchange(read_, {})) end_reading(*each);
+  }
 
   // -- how much is in memory ------------------------------------------------------------------------------
 
@@ -510,6 +545,34 @@ class Ledger {
   static void* noted(EventPtr& place, EventPtr event) {
     place = std::move(event);
     return place ? place->eventId() : nullptr;
+  }
+
+  // Returns whether a storage in flight has died, or has other memory.
+  static bool is_gone(const Record& record) { return record.weak.expired() || (!record.is_owner && record.memory); }
+
+  // Takes the memory that such a storage had, which is read until an event.
+  void departs(Record& record, EventPtr read) {
+    c10::DataPtr memory;
+    {
+      std::lock_guard lock(mutex());
+      memory = std::exchange(record.memory, c10::DataPtr());
+    }
+    bool is_plain = record.weak.expired();  // then it has the storage's size
+    streams_.share(memory);
+    if (DeviceArena::has(memory))
+      streams_.free_behind(std::move(memory), std::move(read), record.uses);
+    else if (memory)
+      departing_.add({std::move(memory), static_cast<size_t>(record.size), is_plain, std::move(read)});
+  }
+
+  // Looks which copies of what stays are over.
+  void look_at_read() {
+    auto is_over = [&](const RecordPtr& each) {
+      if (each->read && !is_gone(*each) && !each->read->query()) return false;
+      end_reading(*each);
+      return true;
+    };
+    read_.erase(std::remove_if(read_.begin(), read_.end(), is_over), read_.end());
   }
 
   // Shares with new streams what moved before they appeared.
@@ -634,6 +697,7 @@ class Ledger {
   const c10::Device device_;
   Streams& streams_;
   DepartingMemory departing_;
+  std::vector<RecordPtr> read_;  // what stays, and is being copied out
   SessionCalls calls_;
   Held async_uses_{nullptr};
 

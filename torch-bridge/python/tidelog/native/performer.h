@@ -225,7 +225,7 @@ class Performer {
     if (record.is_away()) Guard::lift(*record.impl);
     ledger_.share(*record.impl);  // also where it stayed: torch may have told its allocator of a stream meanwhile
     ledger_.mark(record, state == TIDE_PARTS_COPIED ? CLEAN : SETTLED);
-    Records::ends(record);
+    ledger_.ends(record);
     return true;
   }
 

@@ -116,6 +116,7 @@ class Question {
     if (writes) {
       ledger_.note_write(*holder.storage);
       ledger_.modifies(*record);
+      written_.push_back(record);
     }
     records_.push_back(RecordPtr::reclaim_copy(record));
     auto number = static_cast<uint32_t>(ledger_.number_of(*record));
@@ -138,6 +139,11 @@ class Question {
   // Returns the records of storages that the op uses, some more than once. They live, whatever Python does until it is
   // launched.
   const c10::SmallVector<RecordPtr, 4>& records() const { return records_; }
+
+  // The op is about to be launched: what it writes may be copied out since it was asked about.
+  void end_reading() const {
+    for (Record* each : written_) ledger_.end_reading(*each);
+  }
 
   // Leaves out uses for an op that only looks at sizes.
   void leave_out_uses() { uses_.clear(); }
@@ -163,6 +169,7 @@ class Question {
   Ledger& ledger_;
   Hash fingerprint_;
   c10::SmallVector<RecordPtr, 4> records_;
+  c10::SmallVector<Record*, 2> written_;  // of these
   Uses uses_;
   int64_t bytes_ = 0;
 };

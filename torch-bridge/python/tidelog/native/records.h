@@ -109,6 +109,7 @@ struct Record final : c10::intrusive_ptr_target, Link {
   bool in_flight = false;  // a device or a copy may touch its memory
   c10::Storage kept;  // the storage meanwhile, where it must live
   EventPtr event;  // behind what touches its memory meanwhile, where that may not have run
+  EventPtr read;  // behind the copy of what stays in memory, which may be read so long, but not written
   EventPtr last_use;  // behind the ops that are known to have used what is being copied out
   LastUses uses;  // those ops
   int64_t pins = 0, addresses_end = 0, async_uses = 0;

@@ -143,7 +143,10 @@ class Step {
     try {
       std::optional<Inside> inside;
       if (is_performing()) inside.emplace(*this);
+      Uses brought = touched;
       begin_op(-1, 0, "an access outside the dispatcher", std::move(touched), 0);
+      for (uint32_t use : brought)
+        if (RecordPtr record = ledger.record_at(storage_in(use))) ledger.end_reading(*record);
       ledger.launches(0);
     } catch (...) {
       uses = std::move(outer);

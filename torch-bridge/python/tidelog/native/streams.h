@@ -48,7 +48,10 @@ class Streams {
   virtual void free_behind(c10::DataPtr, EventPtr, const LastUses&) {}
   // Makes uses of a fetched storage wait for an event. `cause`: for which streams wait then.
   virtual void fetched(EventPtr, uint32_t = TIDE_TIME_COPIES_IN) {}
-  // All bytes that are on their way are there when this returns: something may use them that is not launched by an op.
+  // Notes that a copy of what stays reads memory until an event.
+  virtual void reads(EventPtr) {}
+  // All bytes that are on their way are there when this returns, and none is read: something may use them that is not
+  // launched by an op.
   virtual void await_copies() {}
   // Forgets copies in a child of a fork: they are its parent's.
   virtual void forget_copies() {}
@@ -142,7 +145,17 @@ class DeviceStreams final : public Streams {
     copies_.erase(copies_.begin(), late);
   }
 
+  void reads(EventPtr event) override {
+    reads_.erase(std::remove_if(reads_.begin(), reads_.end(), [](const EventPtr& each) { return each->query(); }),
+                 reads_.end());
+    reads_.push_back(std::move(event));
+  }
+
   void await_copies() override {
+    for (const EventPtr& event : std::exchange(reads_, {})) {
+      WithoutGil unlocked;
+      event->synchronize();
+    }
     for (const EventPtr& event : std::vector(copies_)) {
       {
         WithoutGil unlocked;
@@ -155,6 +168,7 @@ class DeviceStreams final : public Streams {
   void forget_copies() override {
     StepClock::it().forget_in_child();
     OpClock::it().forget_in_child();
+    new std::vector(std::exchange(reads_, {}));
     new std::vector(std::exchange(copies_, {}));  // never destroyed: the events are the parent's, too
   }
 
@@ -230,6 +244,7 @@ class DeviceStreams final : public Streams {
   std::vector<UseMarks> marks_;  // of each of them
   bool have_grown_ = false;
   std::optional<c10::Stream> joining_;
+  std::vector<EventPtr> reads_;  // behind copies of what stays
   std::vector<EventPtr> copies_;  // in the order in which they were asked for
 };
 

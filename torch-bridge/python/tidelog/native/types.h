@@ -148,7 +148,7 @@ inline void add_ledgers(py::module_& m) {
       .def("unpin", &Ledger::unpin)
       .def("async_use", &Ledger::async_use)
       .def_static("begins", &Records::begins_alive)
-      .def_static("ends", &Records::ends)
+      .def("ends", &Ledger::ends)
       // -- in what order ops and moves use memory
       .def("launches", [](Ledger& ledger, int64_t needs) { ledger.launches(needs); })
       .def("awaited_here", &Ledger::awaited_here)

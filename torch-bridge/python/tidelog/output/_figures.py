@@ -107,6 +107,7 @@ class PlanFigures(TypedDict):
     storages_in_parts: int  # of which parts move
     parts_of_storages: int
     migrations: int
+    cleanings: int  # of these, copies of tensors that stay, to leave later without a write
     compute_ns: int
     simulated_ns: int | None
     read_bytes_per_second: int
@@ -379,6 +380,7 @@ class Stats(TypedDict):
     evictions: int
     fetches: int
     clean_drops: int
+    cleanings: int  # copies that a plan had made of tensors that stayed
     stalls: int
     stall_ns: int
     pauses: PauseFigures
