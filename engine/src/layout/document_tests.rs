@@ -37,7 +37,7 @@ fn the_document_shows_every_structure_as_it_is() {
             event, opening, confirmed, confirmed_opening, event_checksum, log_epoch, log_sequence,
             commit_epoch, commit_sequence, log_state, mark_checksum, reserved),
         fields!(OwnerOnMedia: magic, checksum, state, pool, claim, generation, since, host_bytes, host,
-            reserved),
+            fenced, reserved),
         fields!(EntryOnMedia: id, length, entry_bytes, runs, checksums, name_bytes, kind, class,
             number),
         fields!(RunOnMedia: segment, block, blocks, mirrors, set, reserved),

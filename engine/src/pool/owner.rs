@@ -229,8 +229,8 @@ fn take_over_one(member: &Member) -> Result<Option<TakenOver>, OpenError> {
         .map_err(|source| OpenError::Superblock { device: device.clone(), source })?;
     let host = this_host().map_err(failed)?;
     let last = read(member).map_err(failed)?;
-    let owned = last.filter(|owner| owner.owns && owner.host != host);
-    let Some(from) = owned else { return Ok(None) };
+    let other = last.filter(|owner| owner.owns && owner.host != host);
+    let Some(from) = other else { return Ok(None) };
     let (ours, theirs) = (FenceKey::of_host(&host), FenceKey::of_host(&from.host));
     let fenced = match member.fence(ours, Some(theirs)).map_err(failed)? {
         Fence::Ours => true,

@@ -140,7 +140,7 @@ fn ask(file: &File, command: Command) -> io::Result<Answer> {
     // SAFETY: the kernel reads a structure of at most these 24 bytes, which outlive the call.
     match unsafe { libc::ioctl(file.as_raw_fd(), request as _, words.as_ptr()) } {
         -1 => answer_of_error(io::Error::last_os_error()),
-        status => answer_of_status(status as u32),
+        status => answer_of_status(status.cast_unsigned()),
     }
 }
 
