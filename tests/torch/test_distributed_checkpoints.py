@@ -5,6 +5,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 
 import tidelog
 import tidelog.dcp
-from test_checkpoints import MIB, WIDTH, made, offload, set_clock_back, train, written
+from test_checkpoints import FORMAT, MIB, WIDTH, made, offload, set_clock_back, train, written
 from tidelog.dcp import StorageReader, StorageWriter
 from tidetest import process, resumable
 
@@ -236,6 +237,26 @@ def test_ranks_go_on_by_resume_with_the_same_losses_and_other_numbers_of_ranks_w
     with_tensors = start(GO_ON, 1, tmp_path, 9)
     (alone,) = process.finish_all(with_tensors)
     assert "go on with ranks" in alone.err, alone
+
+
+@pytest.mark.host_memory(2)
+def test_ranks_go_on_by_resume_on_a_pool_without_one_device(tmp_path):
+    names = [str(tmp_path / name) for name in "abc"]
+    command = [FORMAT, "format", *names, "--size", "64MiB", "--shares", "2", "--copies", "2"]
+    subprocess.run([*command, "--buffered", "--yes"], check=True, capture_output=True)
+    expected = [losses[:13] for losses in plain_losses(24)]
+    begun = start(GO_ON, 2, tmp_path, 10, 7, ",".join(names))  # both are killed after step 7
+    assert [each.finish().code for each in begun] == [-signal.SIGKILL] * 2
+    os.remove(names[1])
+    left = f"{names[0]},{names[2]}"
+    assert tidelog.dcp.names(left, degraded=True) == ["step-3", "step-6"]
+    with pytest.raises(tidelog.Error, match="degraded"):
+        tidelog.dcp.names(left)
+    for begin, steps in [(6, 10), (9, 13)]:
+        ended = finished(start(GO_ON, 2, tmp_path, steps, 0, left))
+        for rank, text in enumerate(ended):
+            assert found("begins", text) == [f"{begin} step-{begin}"]
+            assert found("step", text) == expected[rank][begin:steps], "other losses"
 
 
 @pytest.mark.host_memory(4)

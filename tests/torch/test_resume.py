@@ -134,6 +134,9 @@ def test_a_run_that_loses_a_device_goes_on_from_its_checkpoint_while_another_is_
         while lacking(names) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert lacking(names) == []
+        rebuild = tide.stats()["rebuild"]
+        assert rebuild["bytes_done"] == rebuild["bytes_total"] > 0 and rebuild["whole"], rebuild
+        assert (rebuild["place"], rebuild["error"]) == (1, None), rebuild
     tide.restore()
     # Now another one may go.
     os.remove(names[0])

@@ -125,14 +125,16 @@ def train(rank, size, folder, steps, way):
     print("done", flush=True)
 
 
-def go_on(rank, size, folder, steps, kill_after=0):
+def go_on(rank, size, folder, steps, kill_after=0, devices=""):
     """Continues by `resume`: of all that it goes on from the block itself takes care. Prints the same, and the random
-    state that it has in the end.
+    state that it has in the end. `devices`: those that are left of a pool.
     """
     rank, pool = begin(rank, size, folder)
     model, optimizer = made()
     torch.manual_seed(100 + rank)
     options = {"pool": pool, "pool_size": 64 * MIB, "memory": MIB, "staging": 256 * KIB, "buffered": True}
+    if devices:
+        options |= {"pool": devices, "degraded": True}
     with tidelog.offload(model, optimizer, resume="latest", **options) as tide:
         tidelog.dcp.delete_unfinished(tide)
         step = tide.resumed.state["step"] if tide.resumed else 0

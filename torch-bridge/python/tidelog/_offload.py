@@ -14,6 +14,7 @@ from tidelog.output._figures import AllocatorName, PartsName, RecomputeName, Str
 if TYPE_CHECKING:
     import torch
 
+    from tidelog._resume_ranks import Opening
     from tidelog.block._block import Tide
     from tidelog.block._names import Together
     from tidelog.memory import _device
@@ -299,7 +300,8 @@ def offload(
         share=share,
         share_count=max(share + 1, local_world_size()),
     )
-    together = _together(devices, resume, bool(buffered)) if resume is not None else None
+    opening: Opening = {"buffered": bool(buffered), "degraded": bool(degraded)}
+    together = _together(devices, resume, opening) if resume is not None else None
     settings = Settings(
         budget=memory,
         staging=staging,
@@ -406,7 +408,7 @@ def _calls_of(
     return CallsSeen(Chain(model, blocks).blocks.values())
 
 
-def _together(pool: str, checkpoint: str, buffered: bool) -> "Together | None":
+def _together(pool: str, checkpoint: str, opening: "Opening") -> "Together | None":
     """Returns the state that ranks resume together; None: there is one process."""
     from tidelog.block._ranks import go_on_together
 
@@ -414,4 +416,4 @@ def _together(pool: str, checkpoint: str, buffered: bool) -> "Together | None":
         return None
     from tidelog import _resume_ranks  # with torch.distributed.checkpoint, which few need
 
-    return lambda model, optimizer: _resume_ranks.resume(pool, checkpoint, model, optimizer, buffered=buffered)
+    return lambda model, optimizer: _resume_ranks.resume(pool, checkpoint, model, optimizer, opening)

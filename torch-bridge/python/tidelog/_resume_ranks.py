@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import torch
 import torch.distributed as dist
@@ -29,13 +29,20 @@ _FILE = "tidelog.device"  # in a directory of which a pool is made
 _RANDOM = "rng"
 
 
-def resume(pool: str, name: str, model: nn.Module, optimizer: Optimizer | None, *, buffered: bool) -> Resumed | None:
+class Opening(TypedDict):
+    """Options of opening the pool."""
+
+    buffered: bool
+    degraded: bool
+
+
+def resume(pool: str, name: str, model: nn.Module, optimizer: Optimizer | None, opening: Opening) -> Resumed | None:
     """Goes on from a checkpoint; from none where the latest is asked for and there is none."""
     dist.barrier()  # none has its share to itself any more
-    found = _agreed(lambda: _choose(pool, name, buffered))
+    found = _agreed(lambda: _choose(pool, name, opening))
     if found is None:
         return None
-    resumed = _load(StorageReader(pool, found, buffered=buffered), found, model, optimizer)
+    resumed = _load(StorageReader(pool, found, **opening), found, model, optimizer)
     dist.barrier()  # the others have read what this rank's block has to itself in a moment
     return resumed
 
@@ -54,15 +61,15 @@ def _agreed(choose: Callable[[], str | None]) -> str | None:
     return cast("str | None", told[0])
 
 
-def _choose(pool: str, name: str, buffered: bool) -> str | None:
+def _choose(pool: str, name: str, opening: Opening) -> str | None:
     """The newest that all ranks have committed."""
     if name != LATEST:
         return name
     devices = _devices.split(pool)
     if not any(os.path.exists(os.path.join(it, _FILE) if os.path.isdir(it) else it) for it in devices):
         return None
-    found = names(pool, buffered=buffered)
-    if not found and (own := _of_one_process(pool, buffered)):
+    found = names(pool, **opening)
+    if not found and (own := _of_one_process(pool, opening)):
         raise _errors.Error(
             f"the pool has no checkpoint of ranks, and {len(own)} that one process kept by tide.checkpoint ({own[0]!r} "
             "is one): ranks go on from what tidelog.dcp has saved."
@@ -70,8 +77,8 @@ def _choose(pool: str, name: str, buffered: bool) -> str | None:
     return found[-1] if found else None
 
 
-def _of_one_process(pool: str, buffered: bool) -> list[str]:
-    with contextlib.closing(Pool.at(pool, read_only=True, share=0, buffered=buffered)) as opened:
+def _of_one_process(pool: str, opening: Opening) -> list[str]:
+    with contextlib.closing(Pool.at(pool, read_only=True, share=0, **opening)) as opened:
         return [seal["name"] for seal in opened.seals() if not seal["name"].endswith(OF_RANKS)]
 
 

@@ -197,10 +197,11 @@ class StorageWriter(storage.StorageWriter):
 
 class StorageReader(storage.StorageReader):
     """Reads from a pool, on as many ranks as there are, whatever number wrote it. Outside of blocks: a
-    rank's block has its share to itself."""
+    rank's block has its share to itself. With `degraded` one device of a pool with two copies may be missing."""
 
-    def __init__(self, pool: StrPath, name: str, *, buffered: bool = False) -> None:
-        self._devices, self._name, self._buffered = _devices.listed(pool), name, buffered
+    def __init__(self, pool: StrPath, name: str, *, buffered: bool = False, degraded: bool = False) -> None:
+        self._devices, self._name = _devices.listed(pool), name
+        self._buffered, self._degraded = buffered, degraded
         self._places: dict[Any, Place] = {}
 
     def reset(self, checkpoint_id: StrPath | None = None) -> None:
@@ -250,7 +251,7 @@ class StorageReader(storage.StorageReader):
         return StorageWriter.validate_checkpoint_id(checkpoint_id)
 
     def _pool(self, share: int) -> Pool:
-        return Pool.at(self._devices, read_only=True, share=share, buffered=self._buffered)
+        return Pool.at(self._devices, read_only=True, share=share, buffered=self._buffered, degraded=self._degraded)
 
     def _found(self, part: Any, place: Place) -> Any:
         if part["save"] != place.save:
@@ -287,11 +288,12 @@ def state_of(model: nn.Module, optimizer: Optimizer | None = None) -> dict[str, 
     return state
 
 
-def names(pool: StrPath | Tide, *, buffered: bool = False) -> list[str]:
+def names(pool: StrPath | Tide, *, buffered: bool = False, degraded: bool = False) -> list[str]:
     """The checkpoints of all ranks that a pool has, the oldest first. Those whose save did not end are
-    none. With a block instead of a pool: for the rank that has share 0."""
+    none. With a block instead of a pool: for the rank that has share 0. With `degraded` one device of a
+    pool with two copies may be missing."""
     if isinstance(pool, (str, os.PathLike)):
-        opened = Pool.at(_devices.listed(pool), read_only=True, share=0, buffered=buffered)
+        opened = Pool.at(_devices.listed(pool), read_only=True, share=0, buffered=buffered, degraded=degraded)
     else:
         opened = _pool_of(pool)
     with Checkpoints(opened) as checkpoints:

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use tidelog_engine::layout::LifetimeClass;
 use tidelog_engine::log::Durability;
 use tidelog_engine::path::{Endurance, Feature, PathKind};
-use tidelog_engine::pool::{BadUnit, PoolStats, ScrubReport, Scrubbed};
+use tidelog_engine::pool::{BadUnit, PoolStats, RebuildStats, ScrubReport, Scrubbed};
 use tidelog_engine::schedule::{GpuStats, Latency};
 
 /// Figures since the pool was opened; null where it does not answer.
@@ -25,6 +25,7 @@ pub(crate) fn pool_figures(
         ("lanes", json!(pool.map(lanes))),
         ("endurance", json!(endurance.map(wear))),
         ("scrubbed", json!(pool.map(|pool| scrubbed(&pool.scrubbed)))),
+        ("rebuild", json!(pool.and_then(|pool| pool.rebuild.as_ref()).map(rebuild))),
     ];
     figures.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
@@ -105,6 +106,17 @@ fn devices(pool: &PoolStats) -> Value {
         })
     });
     each.collect()
+}
+
+/// Returns the progress of a device that takes the place of a lost one.
+fn rebuild(RebuildStats { place, progress, is_whole, error }: &RebuildStats) -> Value {
+    json!({
+        "place": place,
+        "bytes_done": progress.done.0,
+        "bytes_total": progress.total.0,
+        "whole": is_whole,
+        "error": error,
+    })
 }
 
 /// Returns the latency of operations of one kind; null before the first.

@@ -337,6 +337,16 @@ class Scrubbed(TypedDict):
     damaged: list[DamagedTensor]
 
 
+class Rebuild(TypedDict):
+    """Progress of a device that takes the place of a lost one while the pool is open."""
+
+    place: int  # in the pool
+    bytes_done: int
+    bytes_total: int
+    whole: bool  # all is there, and it is read from the next opening on
+    error: str | None  # why it does not go on
+
+
 class Dispatch(TypedDict):
     """Dispatch of ops to a block, and of its session's requests."""
 
@@ -367,6 +377,7 @@ class Stats(TypedDict):
     lanes: list[LaneFigures] | None
     endurance: list[Wear] | None
     scrubbed: Scrubbed | None
+    rebuild: Rebuild | None  # where a device is made again
     host_memory: HostMemory | None
     gpu_memory: GpuMemory | None  # where the budget is of a GPU's memory
     host_heap: HostHeap | None  # where it is of the host's
