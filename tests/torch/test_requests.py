@@ -159,7 +159,7 @@ int32_t set_callbacks(uint64_t session, const tide_session_callbacks *callbacks)
 
 
 def test_ctrl_c_ends_a_wait_at_once(tide, tmp_path):
-    here, out = out_of(tide, 2)
+    here, *outs = out_of(tide, 9)
     stub = ctypes.CDLL(str(native.build(tmp_path, "interrupting", INTERRUPTING, f"-I{HEADERS}")))
     library = tide.session._library
     kept = library.tide_session_set_callbacks
@@ -168,13 +168,15 @@ def test_ctrl_c_ends_a_wait_at_once(tide, tmp_path):
     try:
         here.sum()
         tide.performer.connect()
+        # On a busy machine the bytes of one may be there before it is waited for.
         with pytest.raises(KeyboardInterrupt):
-            out.sum()
+            for out in outs:
+                out.sum()
     finally:
         library.tide_session_set_callbacks = kept
         tide.performer.connect()
     assert ctypes.c_int.in_dll(stub, "waits").value == 1
-    assert (here.sum(), out.sum()) == (0, SIZE // 4)
+    assert [each.sum() for each in (here, *outs)] == [number * SIZE // 4 for number in range(9)]
 
 
 # -- how often the library is called ---------------------------------------------------------------
