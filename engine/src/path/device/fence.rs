@@ -68,8 +68,9 @@ pub(in crate::path) fn unfence(file: &File, ours: FenceKey) {
 /// A command to a namespace.
 #[derive(Clone, Copy, Debug)]
 enum Command {
-    /// Registers this host, under whatever key it was before.
     Register(FenceKey),
+    /// Gives this host, which is registered under another key, this one.
+    Replace(FenceKey),
     Reserve(FenceKey),
     Release(FenceKey),
     /// Ends the registrations under the second key and takes the reservation.
@@ -95,7 +96,12 @@ struct Reservations<Ask>(Ask);
 
 impl<Ask: FnMut(Command) -> io::Result<Answer>> Reservations<Ask> {
     fn fence(&mut self, ours: FenceKey, theirs: Option<FenceKey>) -> io::Result<Fence> {
-        match (self.0)(Command::Register(ours))? {
+        let mut registered = (self.0)(Command::Register(ours))?;
+        if registered == Answer::Conflict {
+            // The host had another name when it registered.
+            registered = (self.0)(Command::Replace(ours))?;
+        }
+        match registered {
             Answer::Done => {}
             Answer::Conflict => return Ok(Fence::Elsewhere),
             Answer::Unsupported => return Ok(Fence::Unsupported),
@@ -128,6 +134,8 @@ fn ask(file: &File, command: Command) -> io::Result<Answer> {
     let kind = fields(WRITE_EXCLUSIVE, 0);
     let (request, words) = match command {
         Command::Register(key) => (REGISTER, [0, key.0.get(), fields(IGNORE_KEY, 0)]),
+        // An old key that is not zero makes it a replacement; which it was is ignored.
+        Command::Replace(key) => (REGISTER, [key.0.get(), key.0.get(), fields(IGNORE_KEY, 0)]),
         Command::Reserve(key) => (RESERVE, [key.0.get(), kind, 0]),
         Command::Release(key) => (RELEASE, [key.0.get(), kind, 0]),
         Command::Preempt { ours, theirs, aborts } => {
@@ -192,7 +200,10 @@ mod tests {
         fn answer(&mut self, host: &'static str, command: Command) -> Answer {
             let is_registered = |key| self.keys.get(host) == Some(&key);
             match command {
-                Command::Register(key) => {
+                Command::Register(key) if self.keys.get(host).is_none_or(|it| *it == key) => {
+                    self.keys.insert(host, key);
+                }
+                Command::Replace(key) if self.keys.contains_key(host) => {
                     self.keys.insert(host, key);
                 }
                 Command::Release(key) if is_registered(key) => {
@@ -255,6 +266,15 @@ mod tests {
             target.of("b").unfence(key("b"));
             assert_eq!(target.of("a").fence(key("a"), None).unwrap(), Fence::Ours);
         }
+    }
+
+    #[test]
+    fn a_host_that_has_another_name_now_has_what_it_had() {
+        let mut target = Target { aborts: true, ..Target::default() };
+        assert_eq!(target.of("a").fence(key("a"), None).unwrap(), Fence::Ours);
+        assert_eq!(target.of("a").fence(key("new"), Some(key("a"))).unwrap(), Fence::Ours);
+        assert_eq!(target.of("b").fence(key("b"), Some(key("a"))).unwrap(), Fence::Elsewhere);
+        assert_eq!(target.of("b").fence(key("b"), Some(key("new"))).unwrap(), Fence::Ours);
     }
 
     #[test]
