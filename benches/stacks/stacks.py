@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+FAKE_GPU = HERE / "fake_gpu.py"
 FIGURES = ROOT / "target" / "stacks.json"
 SHARES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of the peak: the first in which a program can run
 TIMED_STEPS = 6  # the last ones: by then all follow a plan
@@ -39,6 +40,7 @@ class Stack(NamedTuple):
     calls: tuple[tuple[str, ...], ...] = ((),)  # arguments of each call of the program
     ranks: str = ""  # "torchrun" or "accelerate", which start two
     unplanned: str = ""  # why its steps are seldom alike, so that there may be no plan
+    has_fake_gpu: bool = False  # of whose memory the budget is then, in place of the host's
 
 
 STACKS = {
@@ -82,6 +84,13 @@ STACKS = {
         ("torchtitan",),
         (("--parallelism.pipeline_parallel_degree", "2"),),
         "torchrun",
+    ),
+    "torchtitan-fake-gpu": Stack(
+        "Llama 3 by its recipe with SDPA, FSDP2, two ranks, the memory of fake GPUs",
+        "torchtitan_llama3",
+        ("torchtitan",),
+        ranks="torchrun",
+        has_fake_gpu=True,
     ),
 }
 
@@ -154,7 +163,7 @@ class Runs:
 
     def __init__(self, folder, pool):
         self._folder, self._pool, self._number = folder, pool, 0
-        self._base = folder / "base"
+        self._base, self._fake = folder / "base", folder / "fake"
         self._call([sys.executable, HERE / "programs" / "base.py", self._base])
 
     def row(self, stack):
@@ -164,6 +173,8 @@ class Runs:
         except Failed as failure:
             return {"verdict": "not run", "reason": f"without Tidelog: {failure}"}
         try:
+            if stack.has_fake_gpu and not self._fake.exists():
+                self._call([sys.executable, FAKE_GPU, self._fake])
             peak = max(each["peak_bytes"] for each in self._run(stack, memory=8 << 30)["figures"])
             return {"peak_bytes": peak, **self._below(stack, peak, plain)}
         except Failed as failure:
@@ -196,12 +207,14 @@ class Runs:
             for number, words in enumerate(stack.calls):
                 times, stats = out.with_suffix(f".{number}.times"), out.with_suffix(f".{number}.json")
                 command = command_of(
-                    stack, ["--memory", str(memory), "--pool", pool, "--stats", stats] if memory else []
+                    stack, ["--memory", str(memory), "--pool", pool, "--stats", stats] if memory else [], self._fake
                 )
                 program = HERE / "programs" / f"{stack.program}.py"
                 said = self._call([*command, HERE / "timed.py", times, program, self._base, out, *words])
                 lines.append(sorted(line for line in said.splitlines() if line[:1].isdigit()))
                 figures += [json.loads(each.read_text()) for each in out.parent.glob(f"{stats.stem}*.json")]
+        if memory and not all(bool(each["gpu"]) == stack.has_fake_gpu for each in figures):
+            raise Failed("the budget was of other memory")
         seconds = statistics.median(json.loads(times.read_text())[-TIMED_STEPS:])
         return {"lines": lines, "figures": figures, "seconds": seconds}
 
@@ -217,9 +230,12 @@ class Runs:
         return done.stdout
 
 
-def command_of(stack, words):
-    """Returns the words that start a program: with those of `tidelog run`, where there are any."""
-    module = ["-m", "tidelog", "run", "--staging", "1MiB", "--pool-size", "1GiB", *words] if words else []
+def command_of(stack, words, fake):
+    """Returns the words that start a program: with those of `tidelog run`, where there are any. `fake`: the folder with
+    the fake GPU.
+    """
+    tidelog = [FAKE_GPU, fake] if stack.has_fake_gpu else ["-m", "tidelog"]
+    module = [*tidelog, "run", "--staging", "1MiB", "--pool-size", "1GiB", *words] if words else []
     start = {
         "": [],
         "torchrun": ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"],

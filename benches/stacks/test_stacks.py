@@ -34,6 +34,15 @@ class Verdicts(unittest.TestCase):
         self.assertEqual(found, ("same bits", "without a plan: steps differ"))
 
 
+class Commands(unittest.TestCase):
+    def test_a_fake_gpu_is_below_tidelog_alone(self):
+        stack = stacks.STACKS["torchtitan-fake-gpu"]
+        self.assertNotIn(stacks.FAKE_GPU, stacks.command_of(stack, [], "fake"))
+        words = stacks.command_of(stack, ["--memory", "1MiB"], "fake")
+        self.assertEqual(words[words.index(stacks.FAKE_GPU) + 1 :][:2], ["fake", "run"])
+        self.assertNotIn("tidelog", words)
+
+
 class Errors(unittest.TestCase):
     def test_a_budget_that_is_too_small_is_told_before_what_it_led_to(self):
         said = "[rank1]: RuntimeError: BudgetError: no room\n[rank0]: RankError: rank 1 has ended\ntorch.distributed.elastic.X: Y\n"
