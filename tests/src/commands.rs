@@ -100,7 +100,11 @@ pub fn kill_commands(
             break;
         }
         let directory = directory.join(format!("pool{pool}"));
-        std::fs::create_dir_all(&directory)?;
+        std::fs::create_dir_all(directory.parent().unwrap_or(&directory))?;
+        std::fs::create_dir(&directory).map_err(|error| {
+            let path = directory.display();
+            format!("{path} cannot be made ({error}): remove what a run before has left of it")
+        })?;
         let random = Random::new(seed.wrapping_mul(1_000_003).wrapping_add(pool));
         let mut lived = LivePool::new(tool, &directory, random, &mut figures, &mut lasted)?;
         let outcome = lived.live(kills);

@@ -85,20 +85,24 @@ mod tests {
     use super::*;
     use std::time::Instant;
 
+    /// The wake-up ends one sleep and is consumed by it: the next one runs its full time.
+    fn assert_one_sleep_ends(waker: &Waker) {
+        let begun = Instant::now();
+        waker.sleep(Some(Duration::from_secs(600))).unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(300));
+        waker.disarm();
+        waker.arm();
+        let begun = Instant::now();
+        waker.sleep(Some(Duration::from_millis(20))).unwrap();
+        assert!(begun.elapsed() >= Duration::from_millis(20));
+    }
+
     #[test]
     fn a_wake_between_arming_and_sleeping_is_not_lost() {
         let waker = Waker::new().unwrap();
         waker.arm();
         waker.clone().wake();
-        let begun = Instant::now();
-        waker.sleep(Some(Duration::from_secs(600))).unwrap();
-        assert!(begun.elapsed() < Duration::from_secs(300));
-        waker.disarm();
-        // The wake-up was consumed: the next sleep runs its full time.
-        waker.arm();
-        let begun = Instant::now();
-        waker.sleep(Some(Duration::from_millis(20))).unwrap();
-        assert!(begun.elapsed() >= Duration::from_millis(20));
+        assert_one_sleep_ends(&waker);
     }
 
     #[test]
@@ -110,14 +114,7 @@ mod tests {
         waker.disarm();
         waker.0.event.raise();
         waker.arm();
-        let begun = Instant::now();
-        waker.sleep(Some(Duration::from_secs(600))).unwrap();
-        assert!(begun.elapsed() < Duration::from_secs(300));
-        waker.disarm();
-        waker.arm();
-        let begun = Instant::now();
-        waker.sleep(Some(Duration::from_millis(20))).unwrap();
-        assert!(begun.elapsed() >= Duration::from_millis(20));
+        assert_one_sleep_ends(&waker);
         assert_eq!(waker.0.uncleared.load(Ordering::Relaxed), 0);
     }
 
