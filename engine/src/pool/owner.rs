@@ -84,8 +84,7 @@ fn reserve(member: &Member, pool: u128) -> io::Result<Fence> {
     let is_noted = last.as_ref().is_some_and(|owner| owner.host == host && owner.fenced);
     if fence == Fence::Ours && !is_noted {
         let owns = last.as_ref().is_some_and(|owner| owner.owns);
-        let number = random_id().map_err(io::Error::other)?;
-        let owner = Owner { owns, ..new_owner(&host, last.as_ref(), number, true) };
+        let owner = Owner { owns, ..new_owner(&host, last.as_ref(), true)? };
         member.write(OWNER_OFFSET, &owner.encode(pool))?;
     }
     Ok(fence)
@@ -156,19 +155,20 @@ fn claim_one(member: &Member, pool: u128) -> io::Result<Result<Claim, OpenError>
                 return Ok(Err(OpenError::Reserved { device: member.name() }));
             }
         };
-        let number = random_id().map_err(io::Error::other)?;
-        let owner = new_owner(&host, last.as_ref(), number, fenced);
+        let owner = new_owner(&host, last.as_ref(), fenced)?;
         member.write(OWNER_OFFSET, &owner.encode(pool))?;
         let must_settle = is_new && !fenced;
         if !must_settle || begun.elapsed() < SETTLE / 2 {
-            return Ok(Ok(Claim { host, number, must_settle }));
+            return Ok(Ok(Claim { host, number: owner.claim, must_settle }));
         }
     }
 }
 
-fn new_owner(host: &str, last: Option<&Owner>, claim: u128, fenced: bool) -> Owner {
+/// Makes the owner block of a host that owns a member from now on.
+fn new_owner(host: &str, last: Option<&Owner>, fenced: bool) -> io::Result<Owner> {
+    let claim = random_id().map_err(io::Error::other)?;
     let generation = last.map_or(0, |owner| owner.generation) + 1;
-    Owner { host: host.into(), owns: true, generation, claim, since: now(), fenced }
+    Ok(Owner { host: host.into(), owns: true, generation, claim, since: now(), fenced })
 }
 
 /// Gives back what this host owns, if no other process here has a share open, and nothing of this
@@ -237,8 +237,7 @@ fn take_over_one(member: &Member) -> Result<Option<TakenOver>, OpenError> {
         Fence::Unsupported => false,
         Fence::Elsewhere => return Err(OpenError::Reserved { device }),
     };
-    let number = random_id().map_err(|error| failed(io::Error::other(error)))?;
-    let owner = new_owner(&host, Some(&from), number, fenced);
+    let owner = new_owner(&host, Some(&from), fenced).map_err(failed)?;
     member.write(OWNER_OFFSET, &owner.encode(superblock.pool)).map_err(failed)?;
     Ok(Some(TakenOver { device, from, fenced }))
 }

@@ -45,7 +45,10 @@ pub(super) fn run(args: &WipeArgs) -> Result<CommandReport, FormatFailure> {
     } else {
         text.push_str("\nNothing was written. Add --yes if that host is gone for good.\n");
     }
-    let owner = |TakenOver { device, from, fenced }: &TakenOver| json!({ "device": device, "host": from.host, "since": from.since, "fenced": fenced });
+    let owner = |taken: &TakenOver| {
+        let TakenOver { device, from, fenced } = taken;
+        json!({ "device": device, "host": from.host, "since": from.since, "fenced": fenced })
+    };
     let owners: Vec<Value> = taken.iter().map(owner).collect();
     let json = json!({ "written": write, "owners": owners });
     Ok(CommandReport::new(text, json, FormatExit::Clean))
