@@ -386,6 +386,19 @@ def test_evict_and_restore_by_hand(pool, mode):
         assert_same(expected, bits(world.loose))
 
 
+def test_what_is_moved_out_by_hand_stays_out_until_the_next_op(pool):
+    """Also what is out already, which the plan would bring back for the ops that come."""
+    world = World()
+    with world.block(pool, "auto") as tide:
+        world.warm_up("auto")
+        for _ in range(3):
+            world.step()
+            tensors = sorted((each.detach() for each in world.model.parameters()), key=tide.is_resident)
+            assert tide.is_resident(tensors[-1])
+            world.push_out(*tensors)
+            assert all(each.untyped_storage()._tide.is_out for each in tensors)
+
+
 REPLACES_MEMORY = {
     "resize_": lambda storage: storage.resize_(2 * storage.nbytes()),
     "resize_ to nothing": lambda storage: storage.resize_(0),

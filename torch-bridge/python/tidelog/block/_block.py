@@ -476,8 +476,6 @@ class Tide:
 
     def _evict(self, storage: Storage) -> None:
         record = self.ledger.record_of(storage)
-        if record is not None and record.is_out:
-            return
         if record is None or not self.ledger.movable(storage):
             name = record.describe() if record else "the tensor"
             if not self.ledger.owns(storage):
@@ -490,8 +488,9 @@ class Tide:
         self.steps.end_touch()
         self._async_uses.look()
         for _ in range(_EVICTION_ATTEMPTS):  # what is on its way in must arrive before it can leave
-            self.session.settle()
-            self.session.evict(record.id)
+            if not record.is_out:
+                self.session.settle()
+            self.session.evict(record.id)  # also what is out, which a plan would bring back
             if record.is_out:
                 return
         raise _errors.Error(f"{record.describe()} could not be moved out; stats()['notices'] says why.")
