@@ -304,11 +304,9 @@ def compare():
         if result := found.get(case):
             ratio, spent = result["throughput"], result["cpu_time"]
             cpu = f"{spent['min']:.2f} to {spent['max']:.2f}" if spent else ""
-            peer = (
-                "fio io_uring, raw"
-                if case.startswith("fio-io_uring:log")
-                else result["peer"].split(" aio")[0].replace("deepspeed", "DeepSpeed")
-            )
+            peer = result["peer"].split(" aio")[0].split(" --")[0].replace("deepspeed", "DeepSpeed")
+            if case.startswith("fio-io_uring:log"):
+                peer += ", raw"
             rows.append((words, peer, f"{ratio['median']:.3f} [{ratio['lower']:.3f}]", cpu, result["date"]))
     return table(("case", "peer", "throughput", "CPU time", "measured"), rows)
 
