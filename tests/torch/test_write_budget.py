@@ -1,5 +1,6 @@
 """A write budget: what is written in any time keeps to it, the bits are the plain run's, and a pause can be ended."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -112,23 +113,33 @@ def test_another_budget_is_planned_for_and_none_is_no_budget(pool):
     assert_plain(world)
 
 
-def in_a_while(act):
-    timer = threading.Timer(0.5, act)
-    timer.start()
-    return timer
+@contextlib.contextmanager
+def in_a_pause(tide, act):
+    """Calls a function in another thread when a pause begins meanwhile, however long the step before it takes."""
+    throttle, thread = tide.session.throttle, threading.Thread(target=act)
+
+    def noticed(timeout_ms):
+        waits = throttle(timeout_ms)
+        if waits and thread.ident is None:
+            thread.start()
+        return waits
+
+    tide.session.throttle = noticed
+    try:
+        yield
+    finally:
+        del tide.session.throttle
+        if thread.ident is not None:
+            thread.join(process.HANGS_SECONDS)
 
 
 def test_ctrl_c_ends_a_pause_however_long_it_is(pool, mode):
     world = World()
     with world.block(pool, mode, write_budget=NOTHING_FITS) as tide:
         while not tide.stats()["write_budget"]["pauses"]:
-            timer, began = in_a_while(lambda: os.kill(os.getpid(), signal.SIGINT)), time.monotonic()
-            try:
+            began = time.monotonic()
+            with contextlib.suppress(KeyboardInterrupt), in_a_pause(tide, lambda: os.kill(os.getpid(), signal.SIGINT)):
                 world.step()
-            except KeyboardInterrupt:
-                pass
-            finally:
-                timer.cancel()
         figures = tide.stats()["write_budget"]
         assert time.monotonic() - began < 60 < figures["bytes_written"] / (1e9 / DAY)
         assert figures["pauses"] == 1
@@ -145,9 +156,9 @@ def test_a_handler_of_the_program_runs_in_a_pause_and_ends_it(pool, mode):
         world = World()
         with world.block(pool, mode, write_budget=NOTHING_FITS) as tide:
             while len(heard) < 2:
-                in_a_while(lambda: os.kill(os.getpid(), signal.SIGUSR1))
-                world.step()
-                assert time.monotonic() - heard[-1] < 60
+                with in_a_pause(tide, lambda: os.kill(os.getpid(), signal.SIGUSR1)):
+                    world.step()
+                assert not heard or time.monotonic() - heard[-1] < 60
             tide.set_write_budget(None)
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -160,15 +171,10 @@ def test_other_threads_use_tensors_in_a_pause(pool, mode):
         seen.append(sum(parameter.sum().item() for parameter in world.model.parameters()))
         os.kill(os.getpid(), signal.SIGINT)
 
-    with world.block(pool, mode, write_budget=NOTHING_FITS):
+    with world.block(pool, mode, write_budget=NOTHING_FITS) as tide:
         while not seen:
-            timer = in_a_while(look)
-            try:
+            with contextlib.suppress(KeyboardInterrupt), in_a_pause(tide, look):
                 world.step()
-            except KeyboardInterrupt:
-                pass
-            finally:
-                timer.join(process.HANGS_SECONDS)
     after = sum(parameter.sum().item() for parameter in world.model.parameters())
     assert seen[-1] == after
 
