@@ -135,10 +135,14 @@ aarch64: toolchain ## The library and the tools for aarch64; the engine's unit t
 miri: setup ## Layout, checksums and planner under Miri, where the toolchain has it
 	@scripts/miri.sh
 
+# Kernels in Triton by its interpreter; the others are in test-slow.
+COMPILED := $(addprefix tests/torch/test_compile.py::,test_every_storage_is_out_between_any_two_launches \
+	test_what_a_kernel_only_reads_is_not_written_out_again)
+
 # A third worker has the cores while others wait for devices, signals and time-outs.
 test-torch: setup build ## The touch suite and the program matrix, on PyTorch
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 3 --dist loadfile --durations 10 -m "not slow" tests/torch
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q --device fake -m "not slow" tests/torch/test_threads.py tests/torch/test_requests.py
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q --device fake -m "not slow" tests/torch/test_threads.py tests/torch/test_requests.py $(COMPILED)
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q --device fake --host-memory -m "not slow" tests/torch/test_threads.py tests/torch/test_requests.py
 
 test-ranks: setup build ## Distributed programs and ranks that fail, every mode; a part of it is in test-torch

@@ -421,7 +421,7 @@ training_rows() {
 TOUCH="touch suite on CUDA"
 touch_files() {
     local file
-    for file in tests/torch/test_touch_*.py tests/torch/test_programs.py; do basename "$file" .py; done
+    for file in tests/torch/test_touch_*.py tests/torch/test_{programs,compile}.py; do basename "$file" .py; done
 }
 
 touch_is_left() {

@@ -23,10 +23,9 @@ import torch  # noqa: E402
 import tidelog  # noqa: E402
 from tidelog.native import _built  # noqa: E402
 import tidetest.compare  # noqa: E402
-from tidetest import device, plans, regions, world  # noqa: E402
+from tidetest import device, interpreted, plans, regions, world  # noqa: E402
 
 torch.set_num_threads(1)
-torch.optim.AdamW([torch.zeros(1)])  # imports much at first use
 
 
 def pytest_collection_finish():
@@ -62,6 +61,9 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     device.name, device.updates = config.getoption("--device"), config.getoption("--updates")
+    if device.name == "fake":
+        os.environ |= interpreted.ENVIRONMENT
+    torch.optim.AdamW([torch.zeros(1)])  # imports much at first use
     device.allocator = config.getoption("--allocator")
     device.recompute = config.getoption("--recompute")
     device.host_memory = device.HOST_MEMORY if config.getoption("--host-memory") else None

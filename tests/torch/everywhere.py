@@ -14,6 +14,8 @@ import tempfile
 import textwrap
 from pathlib import Path
 
+from tidetest import interpreted
+
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "everywhere.md"
 TABLE = re.compile(r"(<!-- everywhere -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
@@ -37,6 +39,8 @@ def tried(column, features=()):
     count = RANKS if program else 1
     paths = [str(HERE), str(HERE.parents[1] / "torch-bridge" / "python"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    if memory == "fake":
+        environment |= interpreted.ENVIRONMENT
     with tempfile.TemporaryDirectory() as folder:
         started, ended = [], []
         for rank in range(count):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tidelog.native._built import native
-from tidetest import KIB
+from tidetest import KIB, interpreted
 from tidetest.fake_cuda import FakeCuda, RealCuda
 
 NAMES = ("cpu", "fake", "cuda")
@@ -70,6 +70,7 @@ def begin(folder):
     if name == "fake":
         _gpu = FakeCuda(patch, folder, seed=1, laziness=1)
         _gpu.hear_of_memory()
+        interpreted.begin(patch)
         torch.set_default_device("cpu")  # a mode for functions, as on a GPU
     elif name == "cuda":
         _gpu = RealCuda()

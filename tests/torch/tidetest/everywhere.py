@@ -28,7 +28,6 @@ STEPS_OF_SEARCH = 100  # beside which a busy machine finds a plan with parts, mo
 LARGE = 2048  # of layers that have parts
 STAGING, PLENTY = 256 * KIB, 1024 * MIB
 NO_USE = "no plan has a use for it"
-NEVER = "never run: inductor's kernels for CUDA need a GPU, which no machine of the tests has"
 
 
 class Inner(nn.Module):
@@ -93,7 +92,6 @@ class Feature(NamedTuple):
     part: float = 0.5  # of the peak is the budget
     lacks: int = 0  # bytes of the peak that the budget is without, in place of a part
     rows: int = ROWS // MICRO_BATCHES  # of a batch
-    on_gpus: str | None = None  # why it is not tried there
 
 
 FEATURES = {
@@ -124,7 +122,7 @@ FEATURES = {
         steps_max=STEPS_OF_SEARCH,
         lacks=20 * MIB,  # a multiple of no storage's size, so that a plan of whole ones moves more
     ),
-    "compile": Feature({}, lambda stats: stats["plan"], compiles=True, on_gpus=NEVER),
+    "compile": Feature({}, lambda stats: stats["plan"], compiles=True, rows=16),
     "checkpoints": Feature({}, lambda stats: stats["plan"], saves=True),
     'what="activations"': Feature(
         {"what": "activations"},
@@ -221,8 +219,6 @@ class Place:
 
     def tried(self, feature):
         """Returns the reason why the feature does nothing here, or gives other bits; None: it is right."""
-        if feature.on_gpus is not None and not device.is_host():
-            return feature.on_gpus
         # What runs once, of regions that the program runs twice, and of blocks that it runs once.
         regions.choosing(self._patch, () if "blocks" in feature.options else range(LAYERS))
         peak = self.peak(feature)
