@@ -377,8 +377,8 @@ fn reports_say_how_many_cores_were_busy_and_what_each_of_them_moved() {
     let devices = format!("{}:{}", directory.at("a"), directory.at("b"));
     for reactors in ["--reactors=1", "--reactors=2"] {
         let log = ["--ioengine=tidelog-uring", "--level=log", "--rw=write", reactors];
-        let long = ["--bs=1m", "--size=16m", "--io_size=256m"];
-        let json = run(&devices, &[&log[..], &long].concat()).expect(0).json();
+        let sizes = ["--bs=1m", "--size=16m", "--io_size=256m"];
+        let json = run(&devices, &[&log[..], &sizes].concat()).expect(0).json();
         let job = &json["jobs"][0];
         let number = |value: &serde_json::Value| value.as_f64().unwrap();
         let own = &job["tidelog"];
