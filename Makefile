@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup toolchain build build-ahead release-ahead demo test tidy docs docs-links figures lint test-rust sim storm planted \
 	faults fixture crash test-spdk nvme-vm nvme-vm-short recovery test-torch test-ranks test-integrations \
-	test-versions test-slow everywhere models bench bench-ranks compare compare-spdk \
+	test-versions test-slow everywhere models bench bench-ranks bench-scale compare compare-spdk \
 	compare-training test-compare instructions fuzz loom sanitize aarch64 miri paper gpu-step gpu-walk host-updates \
 	pictures gpu gpu-build wheel sdist install uninstall clean
 help: ## Show what there is
@@ -186,6 +186,9 @@ models: setup build ## Programs found elsewhere in 35 % of their memory: bits, b
 bench-ranks: setup ## One, two and four ranks on one pool: what they move together, and how fairly
 	cargo bench -q -p tidelog-engine --bench ranks
 
+bench-scale: setup ## GB/s over reactors, devices and transfer sizes, and what a machine with eight fast SSDs would do; ARGUMENTS="--help" says more
+	@$(PYTHON) benches/scale.py $(ARGUMENTS)
+
 instructions: setup ## Instructions of an operation by the part of the program, under valgrind's callgrind; ARGUMENTS="--help" says more
 	$(PYTHON) benches/instructions.py $(ARGUMENTS)
 
@@ -224,8 +227,9 @@ compare-training: setup ## One training by ZeRO-Infinity, FSDP2, Tidelog: time, 
 	cargo build --release -q -p tidelog-torch
 	python3 benches/training/training.py --only "$(ONLY)" $(if $(RESUME),--resume)
 
-test-compare: ## What compare, compare-training and test-integrations conclude from runs, without running any
+test-compare: ## What compare, compare-training, bench-scale and test-integrations conclude from runs, without running any
 	python3 benches/compare/test_compare.py
+	python3 benches/test_scale.py
 	python3 benches/training/test_training.py
 	python3 benches/stacks/test_stacks.py
 

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::num::NonZero;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -27,18 +28,39 @@ fn id(index: u64) -> TensorId {
     TensorId::from_name(&name(index))
 }
 
-/// A pool with as many threads as this machine allows.
+/// A pool with a thread for each device, whatever this machine allows.
 fn filled(directory: &Directory) -> Pool {
     let specs = directory.devices();
     Pool::format(&specs, &small()).unwrap();
-    let options = OpenOptions { staging: ByteCount::mib(16), ..quick() };
+    let reactors = NonZero::new(specs.len());
+    let options = OpenOptions { staging: ByteCount::mib(16), reactors, ..quick() };
     let pool = Pool::open(&specs, &options).unwrap();
-    let processors = std::thread::available_parallelism().unwrap().get();
-    assert_eq!(pool.stats().unwrap().reactor.threads, specs.len().min(processors).min(4));
+    assert_eq!(pool.stats().unwrap().reactor.threads, specs.len());
     let mut batch = pool.batch();
     (0..TENSORS).for_each(|index| stage(&mut batch, &name(index), content(index)));
     batch.commit().unwrap();
     pool
+}
+
+#[test]
+fn there_are_as_many_as_asked_for_but_none_without_a_device_or_staging_memory() {
+    let directory = Directory::new("threads-count");
+    let specs = directory.devices();
+    Pool::format(&specs, &small()).unwrap();
+    let threads = |reactors: Option<usize>, staging| {
+        let reactors = reactors.and_then(NonZero::new);
+        let pool = Pool::open(&specs, &OpenOptions { reactors, staging, ..quick() }).unwrap();
+        let threads = pool.stats().unwrap().reactor.threads;
+        pool.close().unwrap();
+        threads
+    };
+    let enough = ByteCount::mib(16);
+    for asked in 1..=specs.len() + 1 {
+        assert_eq!(threads(Some(asked), enough), asked.min(specs.len()));
+    }
+    assert_eq!(threads(Some(specs.len()), ByteCount::kib(256)), 1, "for chunks for one");
+    let processors = std::thread::available_parallelism().unwrap().get();
+    assert_eq!(threads(None, enough), specs.len().min(processors).min(4.max(processors / 8)));
 }
 
 #[test]

@@ -372,6 +372,30 @@ fn tensors_are_put_and_got_and_the_pool_keeps_none_of_them() {
 }
 
 #[test]
+fn reports_say_how_many_cores_were_busy_and_what_each_of_them_moved() {
+    let directory = temporary("cores");
+    let devices = format!("{}:{}", directory.at("a"), directory.at("b"));
+    for reactors in ["--reactors=1", "--reactors=2"] {
+        let log = ["--ioengine=tidelog-uring", "--level=log", "--rw=write", reactors];
+        let sizes = ["--bs=1m", "--size=16m", "--io_size=256m"];
+        let json = run(&devices, &[&log[..], &sizes].concat()).expect(0).json();
+        let job = &json["jobs"][0];
+        let number = |value: &serde_json::Value| value.as_f64().unwrap();
+        let own = &job["tidelog"];
+        let seconds = number(&own["usr_cpu_seconds"]) + number(&own["sys_cpu_seconds"]);
+        assert!(number(&own["cores"]) > 0.0, "{own}");
+        let moved = number(&own["bytes_per_core_second"]) * seconds;
+        let bytes = number(&job["write"]["io_bytes"]);
+        assert!((moved / bytes - 1.0).abs() < 1e-6, "{moved} of {bytes}");
+    }
+    let normal =
+        ["--name=job", "--ioengine=tidelog-sim", "--rw=write", "--size=1m", "--filename=a"];
+    let text = bench(&normal).expect(0).out;
+    assert!(text.contains("  cores        : ") && text.contains("B/s for each"), "{text}");
+    run("a", &["--ioengine=tidelog-sim", "--reactors=0"]).expect(64).says("reactors");
+}
+
+#[test]
 fn a_pool_on_block_devices_is_used_again_and_protected_from_raw_jobs() {
     let directory = temporary("loop");
     let backing = directory.at("backing");

@@ -83,9 +83,6 @@ pub struct Contents {
     /// Writers of the tensors that are being written.
     writers: FxHashMap<TensorId, Writers>,
     pending: FxHashMap<u64, Pending>,
-    /// Reads in progress by the serial of their version: how often it had been moved, and their
-    /// number.
-    readers: FxHashMap<u64, SmallVec<[(u32, u32); 1]>>,
     /// Places, by the serial of their version, that only its readers still know.
     retired: FxHashMap<u64, SmallVec<[Retired; 1]>>,
     /// Map from places to tensors.
@@ -98,11 +95,13 @@ pub struct Contents {
     spares: SpareVersions,
 }
 
-/// Runs of a version that its readers may still read.
+/// Runs in which a version cannot be found any more, but may still be read, by those who began
+/// before it was moved from there, or went. They stay while anybody is listed here, or in what was
+/// retired before.
 #[derive(Debug)]
 struct Retired {
-    /// Readers that began after this many moves do not know them.
-    moves: u32,
+    /// The version as it was, while it is read.
+    read: Option<Arc<Version>>,
     runs: Runs,
     durability: Durability,
 }
@@ -124,8 +123,7 @@ impl Contents {
         let mut last_serial = 0;
         let mut version_of = |entry: TensorEntry| {
             last_serial += 1;
-            let (serial, moves) = (last_serial, 0);
-            Arc::new(Version { entry, durability: Durability::Durable, serial, moves })
+            Arc::new(Version::new(entry, Durability::Durable, last_serial))
         };
         for entry in tensors {
             space.adopt(&entry.runs, entry.class);
@@ -160,7 +158,6 @@ impl Contents {
             current,
             writers: FxHashMap::default(),
             pending: FxHashMap::default(),
-            readers: FxHashMap::default(),
             retired: FxHashMap::default(),
             reverse_map,
             moving: HashMap::new(),
@@ -473,18 +470,20 @@ impl Contents {
 
     /// Releases runs of a version that are found no more; they stay while somebody reads the
     /// version.
-    fn release_blocks(&mut self, version: &Version, runs: &[Run]) {
+    fn release_blocks(&mut self, version: &Arc<Version>, runs: &[Run]) {
         for run in runs {
             self.reverse_map.remove(run);
         }
-        let Version { serial, moves, durability, .. } = *version;
-        let readers = self.readers.get(&serial).into_iter().flatten();
-        if readers.filter(|(moved, _)| *moved <= moves).count() == 0 {
+        let read = (version.readers().count() > 0).then(|| Arc::clone(version));
+        // It may have been moved while it was read, and nobody reads it where it is now.
+        let is_read = read.is_some()
+            || (!self.retired.is_empty() && self.retired.contains_key(&version.serial));
+        if !is_read {
             return self.space.remove(runs);
         }
         self.space.retire(runs);
-        let runs = runs.into();
-        self.retired.entry(serial).or_default().push(Retired { moves, runs, durability });
+        let (runs, durability) = (runs.into(), version.durability);
+        self.retired.entry(version.serial).or_default().push(Retired { read, runs, durability });
     }
 
     /// Returns the age of what comes next: all versions of now are older.

@@ -237,3 +237,29 @@ fn a_move_that_is_given_up_or_in_doubt_leaves_the_tensor_where_it_is() {
         assert_eq!(space.reserved.0, u64::from(in_doubt) * 2 * BLOCK_BYTES);
     }
 }
+
+#[test]
+fn a_read_that_began_before_a_move_keeps_what_did_not_move_once_nothing_else_does() {
+    let mut contents = contents(4);
+    for (id, blocks) in [(8, 2), (7, 4)] {
+        let write = contents.begin(request(TensorId(id), Durability::Scratch, blocks)).unwrap();
+        contents.install(&write, &[0]);
+    }
+    contents.remove_scratch(TensorId(8)).unwrap();
+    let older = contents.pin(ID).unwrap();
+    let Reclamation { victim, relocations } = contents.begin_reclaim(Wanted::ANY).unwrap();
+    let whole = TensorEntry { runs: relocations[0].runs(), ..older.entry.clone() };
+    assert!(contents.relocate(&relocations[0], whole));
+    contents.end_reclaim(&victim, false);
+    drop(relocations);
+    let newer = contents.pin(ID).unwrap();
+    assert_eq!(older.entry.runs[1], newer.entry.runs[1]);
+    assert_ne!(older.entry.runs[0], newer.entry.runs[0]);
+    contents.unpin(newer);
+    assert_eq!(contents.audit().unwrap().reserved.0, 2 * BLOCK_BYTES);
+    contents.remove_scratch(ID).unwrap();
+    assert_eq!(contents.audit().unwrap().reserved.0, 6 * BLOCK_BYTES, "two of them are read");
+    contents.unpin(older);
+    let space = contents.audit().unwrap();
+    assert_eq!((space.reserved.0, space.free), (0, space.capacity));
+}

@@ -241,14 +241,10 @@ impl Space {
         let one = Lane { class: LifetimeClass::Step, ..hinted };
         let lane = if self.lifetime_lanes { hinted } else { one };
         let needed = bytes.div_ceil(BLOCK_BYTES) * u64::from(lane.copies.count());
-        let available = self.available(lane, reach);
-        if needed > available {
-            return Err(Full {
-                needed: ByteCount(needed.saturating_mul(BLOCK_BYTES)),
-                available: ByteCount(available * BLOCK_BYTES),
-                for_index: false,
-                space: self.space_use(),
-            });
+        // What most allocations find; where else there is something is not asked for then.
+        let fits = self.open[lane.index()].is_some_and(|index| needed <= self.room(index));
+        if !fits {
+            self.check_available(lane, reach, needed)?;
         }
         let mut missing = self.fill(lane, needed, runs);
         while missing > 0 && self.free_within(reach) > 0 {
@@ -260,11 +256,26 @@ impl Space {
             self.open[lane.index()] = Some(index);
             missing = self.fill(lane, missing, runs);
         }
-        for sister in lane.family().skip(1) {
-            missing = self.fill(sister, missing, runs);
+        if missing > 0 {
+            for sister in lane.family().skip(1) {
+                missing = self.fill(sister, missing, runs);
+            }
         }
         debug_assert_eq!(missing, 0, "available() promised more than there was");
         Ok(())
+    }
+
+    fn check_available(&self, lane: Lane, reach: AllocationReach, needed: u64) -> Result<(), Full> {
+        let available = self.available(lane, reach);
+        if needed <= available {
+            return Ok(());
+        }
+        Err(Full {
+            needed: ByteCount(needed.saturating_mul(BLOCK_BYTES)),
+            available: ByteCount(available * BLOCK_BYTES),
+            for_index: false,
+            space: self.space_use(),
+        })
     }
 
     /// The reserved runs hold a readable tensor from now on.

@@ -2,6 +2,7 @@
 //! end.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use thiserror::Error;
 
@@ -16,16 +17,48 @@ pub struct Version {
     pub entry: TensorEntry,
     /// Durability of the version.
     pub durability: Durability,
+    /// Number of the version. It keeps it when reclamation moves it: its bytes are the same, some
+    /// of its runs are not.
     pub(super) serial: u64,
-    /// Number of times that reclamation has moved the version: its bytes are the same, some of its
-    /// runs are not.
-    pub(super) moves: u32,
+    readers: Readers,
 }
 
 impl Version {
+    pub(super) const fn new(entry: TensorEntry, durability: Durability, serial: u64) -> Self {
+        Self { entry, durability, serial, readers: Readers(AtomicU32::new(0)) }
+    }
+
     /// Returns the number of the version, which no other one has and moves do not change.
     pub const fn serial(&self) -> u64 {
         self.serial
+    }
+
+    /// Reads of the version where it lies now, before its next move.
+    pub(super) const fn readers(&self) -> &Readers {
+        &self.readers
+    }
+}
+
+/// Number of reads in progress. Only those who have [`super::Contents`] to themselves change it or
+/// look at it, so that it may be in what all share.
+#[derive(Debug)]
+pub(super) struct Readers(AtomicU32);
+
+impl Readers {
+    pub(super) fn count(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn begin(&self) {
+        self.0.store(self.count() + 1, Ordering::Relaxed);
+    }
+
+    /// Ends a read; returns whether it was the last one.
+    pub(super) fn end(&self) -> bool {
+        debug_assert!(self.count() > 0, "a read ended that never began");
+        let left = self.count().saturating_sub(1);
+        self.0.store(left, Ordering::Relaxed);
+        left == 0
     }
 }
 

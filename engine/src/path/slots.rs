@@ -71,9 +71,12 @@ impl Slots {
 /// it is whole, or the last go brought it no further by any block, as at the end of a file.
 pub(super) fn goes_on_at(operation: &Operation, done: u32, moved: u32) -> Option<u32> {
     let end = done + moved;
+    if u64::from(end) >= operation.extent.length.0 {
+        return None;
+    }
     let block = end - end % ALIGNMENT as u32;
     let moves_bytes = operation.action.memory().is_some();
-    (moves_bytes && u64::from(end) < operation.extent.length.0 && block > done).then_some(block)
+    (moves_bytes && block > done).then_some(block)
 }
 
 /// The completion of `operation`, given what the kernel answered: the bytes moved (anything for

@@ -1,5 +1,6 @@
 //! Options to format, open and use a pool.
 
+use std::num::NonZero;
 use std::sync::Arc;
 
 use super::rebuild::RebuildStats;
@@ -133,6 +134,9 @@ pub struct OpenOptions {
     pub gpu: Option<Arc<dyn GpuMemory>>,
     /// Operations in flight per device, at most; by default as many as calibration found, or 32.
     pub depth: Option<u32>,
+    /// Number of reactors, at most: threads that move tensors, each with a data path of its own to
+    /// all devices. By default as many as the machine's processors are for.
+    pub reactors: Option<NonZero<usize>>,
     /// True to read durable tensors, and write nothing to the devices: no claim, no repair, no
     /// count of this opening. Several processes may have a share open like that at once; while one
     /// has, nobody can open it to write, and the other way round. What a process that was killed
@@ -180,6 +184,7 @@ impl Default for OpenOptions {
             buffers: ByteCount::ZERO,
             gpu: None,
             depth: None,
+            reactors: None,
             read_only: false,
             verify_reads: true,
             huge_pages: true,

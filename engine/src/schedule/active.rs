@@ -178,11 +178,10 @@ impl Active {
     pub(super) fn begin(&mut self, id: u64, order: Order, pieces: Vec<Piece>) -> Arc<TicketShared> {
         debug_assert!(self.told && self.in_flight == 0, "a transfer in the place of another");
         let Order { mut job, subject, urgency, finish, notify } = order;
-        let shared = TicketShared::new(id);
         match Arc::get_mut(&mut self.shared) {
-            Some(place) => *place = shared,
+            Some(place) => place.begin_anew(id),
             // Somebody still follows the last one.
-            None => self.shared = Arc::new(shared),
+            None => self.shared = Arc::new(TicketShared::new(id)),
         }
         (self.gpu, self.landed) = job.on_gpu();
         self.reached = None;

@@ -18,6 +18,8 @@ pub struct CompletionQueue(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
+    /// True if the time of each end is kept.
+    timed: bool,
     /// Number of entries, read without the lock.
     attention: AtomicU32,
     entries: Mutex<Entries>,
@@ -26,8 +28,8 @@ struct Inner {
 
 #[derive(Debug, Default)]
 struct Entries {
-    /// Entries: the time of each end, its tag, and its result.
-    queue: VecDeque<(Instant, u64, TransferOutcome)>,
+    /// Entries: the time of each end if that is kept, its tag, and its result.
+    queue: VecDeque<(Option<Instant>, u64, TransferOutcome)>,
     /// Threads that sleep until an entry comes. Where there is none, waking one would still cost a
     /// system call.
     sleepers: u32,
@@ -37,6 +39,12 @@ impl CompletionQueue {
     /// An empty queue.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// An empty queue that keeps the time of each end ([`Self::oldest_end`]), which costs a look at
+    /// the clock.
+    pub fn timed() -> Self {
+        Self(Arc::new(Inner { timed: true, ..Inner::default() }))
     }
 
     /// Takes the oldest entry: the tag it was submitted with, and how it ended.
@@ -67,13 +75,13 @@ impl CompletionQueue {
         }
     }
 
-    /// Returns the time at which the transfer ended whose entry is taken next. It may be looked at
-    /// long after.
+    /// Returns the time at which the transfer ended whose entry is taken next, in a queue that
+    /// keeps it ([`Self::timed`]). It may be looked at long after.
     pub fn oldest_end(&self) -> Option<Instant> {
         if self.is_empty() {
             return None;
         }
-        self.entries().queue.front().map(|(at, ..)| *at)
+        self.entries().queue.front()?.0
     }
 
     /// Returns the number of waiting entries.
@@ -96,7 +104,7 @@ impl CompletionQueue {
     /// Tells of the end of what was begun under `tag`: a transfer of the reactor's, or of others
     /// who let this queue tell.
     pub fn push(&self, tag: u64, outcome: TransferOutcome) {
-        let ended = Instant::now();
+        let ended = self.0.timed.then(Instant::now);
         let mut entries = self.entries();
         entries.queue.push_back((ended, tag, outcome));
         self.0.attention.store(entries.queue.len() as u32, Ordering::Release);
@@ -138,6 +146,22 @@ mod tests {
         assert_eq!(queue.wait_pop(Duration::ZERO).unwrap().0, 5);
         assert_eq!(queue.0.attention.load(Ordering::Relaxed), 0);
         assert!(queue.try_pop().is_none() && queue.wait_pop(Duration::from_millis(1)).is_none());
+    }
+
+    #[test]
+    fn a_timed_queue_alone_keeps_when_the_oldest_ended() {
+        let done = || Ok(Done { bytes: 0, matched: true, waited: Duration::ZERO, healed: 0 });
+        let (queue, timed) = (CompletionQueue::new(), CompletionQueue::timed());
+        let before = Instant::now();
+        for queue in [&queue, &timed] {
+            assert_eq!(queue.oldest_end(), None);
+            (0..2).for_each(|tag| queue.push(tag, done()));
+        }
+        let (first, now) = (timed.oldest_end().unwrap(), Instant::now());
+        assert!(before <= first && first <= now);
+        assert_eq!(timed.try_pop().unwrap().0, 0);
+        assert!(timed.oldest_end().unwrap() >= first);
+        assert_eq!(queue.oldest_end(), None);
     }
 
     #[test]

@@ -46,6 +46,9 @@ impl BufferParts {
 
     /// The whole buffer again, unless a part never came back. None is there afterwards.
     pub(super) fn join(&mut self) -> Option<DmaBuffer> {
+        if !self.are_there() {
+            return None;
+        }
         let rest = self.rest.take();
         let mut parts = self.by_piece.drain(..);
         let mut whole = parts.next()??;

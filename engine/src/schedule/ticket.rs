@@ -303,6 +303,18 @@ impl TicketShared {
         }
     }
 
+    /// Begins the state anew for another transfer, once nobody follows the last one.
+    pub(super) fn begin_anew(&mut self, id: u64) {
+        (self.id, self.owner) = (id, process::id());
+        // Nobody else has it: the order is that in which it is given away.
+        self.ready.store(false, Ordering::Relaxed);
+        self.memory.store(0, Ordering::Relaxed);
+        let end = self.end.get_mut().unwrap_or_else(PoisonError::into_inner);
+        (end.outcome, end.memory) = (None, None);
+        (end.tickets, end.sleepers) = (1, 0);
+        end.listeners.clear();
+    }
+
     /// Returns whether the transfer is over.
     pub(super) fn is_ready(&self) -> bool {
         self.ready.load(Ordering::Acquire)

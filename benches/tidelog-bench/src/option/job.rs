@@ -1,5 +1,6 @@
 //! One job's options, with fio's defaults where fio has the option.
 
+use std::num::NonZero;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -230,6 +231,9 @@ pub struct JobOptions {
     pub checksums: bool,
     /// Size of the staging memory, at the log level: memory between the caller's and the devices.
     pub staging: ByteCount,
+    /// Threads that move tensors, at most, at the log level; as many as the engine takes if it is
+    /// left to it.
+    pub reactors: Option<NonZero<usize>>,
     /// Stripe unit at the log level: bytes on one device before the next takes over, where a pool
     /// is made.
     pub stripe_unit: ByteCount,
@@ -350,6 +354,7 @@ impl Default for JobOptions {
             lat_percentiles: false,
             checksums: true,
             staging: ByteCount::mib(16),
+            reactors: None,
             stripe_unit: ByteCount::kib(256),
             fixedbufs: true,
             logs: LogOptions::default(),

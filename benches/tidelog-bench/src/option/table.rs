@@ -1,5 +1,6 @@
 //! The options: names, help, and what each sets.
 
+use std::num::NonZero;
 use std::time::Duration;
 
 use tidelog_engine::path::{DEVICES_MAX, SubmissionThread};
@@ -284,6 +285,9 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.fixedbufs = switch(text)?),
     option!(Target, "staging", "SIZE", "At the log level: staging memory between the caller's memory and the devices [16m]",
         |job, text| job.staging = ByteCount(bytes(text, job.kb_base)?)),
+    option!(Target, "reactors", "COUNT", "At the log level: threads that move tensors, at most, which devices and staging memory are shared out to \
+        [as many as the processors are for]",
+        |job, text| job.reactors = NonZero::new(at_most(text, 1, 256)? as usize)),
     option!(Time, "size", "SIZE", "Bytes to read or write in all files together, or a percentage of them [all of each that exists]",
         |job, text| job.size = Some(amount(text, job.kb_base)?)),
     option!(

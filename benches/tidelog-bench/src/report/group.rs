@@ -45,6 +45,23 @@ impl GroupReport {
         100.0 * part.as_secs_f64() / self.elapsed.as_secs_f64().max(1e-9) / jobs
     }
 
+    /// Returns the number of processors that the group kept busy, in user space and in the kernel.
+    pub fn cores(&self) -> f64 {
+        self.core_seconds() / self.elapsed.as_secs_f64().max(1e-9)
+    }
+
+    /// Returns the bytes that were moved in a second of one processor; 0 where none was counted.
+    #[expect(clippy::cast_precision_loss, reason = "a rate")]
+    pub fn bytes_per_core_second(&self) -> f64 {
+        let bytes: u64 = self.stats.iter().map(|stats| stats.bytes).sum();
+        let seconds = self.core_seconds();
+        if seconds > 0.0 { bytes as f64 / seconds } else { 0.0 }
+    }
+
+    fn core_seconds(&self) -> f64 {
+        (self.usage.user + self.usage.system).as_secs_f64()
+    }
+
     /// Returns a count per second of the counted time.
     #[expect(clippy::cast_precision_loss, reason = "a rate")]
     pub fn per_second(&self, count: u64) -> f64 {

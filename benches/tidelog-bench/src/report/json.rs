@@ -109,6 +109,8 @@ fn tidelog(report: &GroupReport) -> Value {
         "bad_blocks": ended.bad,
         "first_bad_block": ended.first_bad.as_ref().map(ToString::to_string),
         "workload": ended.lateness.as_deref().map(workload),
+        "cores": report.cores(),
+        "bytes_per_core_second": report.bytes_per_core_second(),
         "usr_cpu_seconds": report.usage.user.as_secs_f64(),
         "sys_cpu_seconds": report.usage.system.as_secs_f64(),
     })

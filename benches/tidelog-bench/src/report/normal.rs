@@ -77,6 +77,12 @@ fn one(report: &GroupReport) -> String {
         usage.major_faults,
         usage.minor_faults
     );
+    let _ = writeln!(
+        text,
+        "  cores        : {:.2} busy, {} for each",
+        report.cores(),
+        rate(report.bytes_per_core_second())
+    );
     let names = ["1", "2", "4", "8", "16", "32", ">=64"];
     for (title, depths) in [
         ("  IO depths    :", &report.depth),

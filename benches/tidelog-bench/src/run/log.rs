@@ -208,8 +208,7 @@ impl LogJob {
         let turn = self.turn % count;
         let place = self.order.as_ref().map_or(turn, |order| order.at(turn)) as usize;
         // Two transfers of one tensor in flight would measure how they wait for each other.
-        let busy = self.flights.iter().flatten().any(|flight| flight.tensor == place);
-        if busy {
+        if self.tensors[place].in_flight {
             return false;
         }
         let direction = match self.held.take() {
@@ -264,6 +263,7 @@ impl LogJob {
             Ok(ticket) => {
                 let issued = Instant::now();
                 let Origin { pass, .. } = self.origin;
+                self.tensors[place].in_flight = true;
                 self.flights[tag] =
                     Some(Flight { tensor: place, direction, pass, begun, issued, ticket });
                 true
@@ -315,6 +315,7 @@ impl LogJob {
         let Some(flight) = self.flights[tag].take() else { return };
         self.idle.push(tag);
         let Flight { tensor, direction, pass, begun, issued, ticket } = flight;
+        self.tensors[tensor].in_flight = false;
         let length = self.tensors[tensor].length;
         if let Err(error) = outcome {
             return self.ended.fail(format!("tensor {tensor}: {error}"));

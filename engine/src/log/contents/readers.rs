@@ -30,50 +30,37 @@ impl Contents {
     }
 
     /// Pins a version that can be read, as [`Self::pin`] does.
+    #[allow(clippy::unused_self, reason = "who has the contents to themselves may count")]
     pub fn pin_version(&mut self, version: Arc<Version>) -> Arc<Version> {
-        let readers = self.readers.entry(version.serial).or_default();
-        match readers.iter_mut().find(|(moves, _)| *moves == version.moves) {
-            Some((_, count)) => *count += 1,
-            None => readers.push((version.moves, 1)),
-        }
+        version.readers().begin();
         version
     }
 
     /// Ends a read.
     pub fn unpin(&mut self, version: Arc<Version>) {
-        let Version { serial, moves, .. } = *version;
-        let Entry::Occupied(mut entry) = self.readers.entry(serial) else { return };
-        let readers = entry.get_mut();
-        let Some(at) = readers.iter().position(|(moved, _)| *moved == moves) else { return };
-        readers[at].1 -= 1;
-        if readers[at].1 == 0 {
-            readers.swap_remove(at);
-            if readers.is_empty() {
-                entry.remove();
-            }
-            self.release_retired(serial);
+        // Few versions are replaced while they are read.
+        if version.readers().end() && !self.retired.is_empty() {
+            self.release_retired(&version);
         }
         self.spares.keep(version);
     }
 
-    /// Gives back the places that no reader of this version knows any more.
-    fn release_retired(&mut self, serial: u64) {
-        // Few versions are replaced while they are read.
-        if self.retired.is_empty() {
-            return;
-        }
-        let Entry::Occupied(mut retired) = self.retired.entry(serial) else { return };
-        let readers = self.readers.get(&serial).into_iter().flatten();
-        let oldest = readers.map(|(moves, _)| *moves).min();
-        retired.get_mut().retain(|place| {
-            let read = oldest.is_some_and(|oldest| oldest <= place.moves);
-            if !read {
-                self.space.release(&place.runs);
+    /// Releases the places of a version that nobody reads any more, unless somebody reads it who
+    /// began before it was moved there.
+    fn release_retired(&mut self, version: &Arc<Version>) {
+        let Entry::Occupied(mut entry) = self.retired.entry(version.serial) else { return };
+        let retired = entry.get_mut();
+        for place in &mut *retired {
+            if place.read.as_ref().is_some_and(|read| Arc::ptr_eq(read, version)) {
+                place.read = None;
             }
-            read
-        });
-        if retired.get().is_empty() {
-            retired.remove();
+        }
+        let unread = retired.iter().take_while(|place| place.read.is_none()).count();
+        for place in retired.drain(..unread) {
+            self.space.release(&place.runs);
+        }
+        if retired.is_empty() {
+            entry.remove();
         }
     }
 }

@@ -150,8 +150,7 @@ impl Contents {
         let Moving { runs, durability, index_bytes } = moving;
         self.room.end(index_bytes);
         let old = &relocation.version;
-        let (serial, moves) = (old.serial, old.moves + 1);
-        let version = Arc::new(Version { entry, durability, serial, moves });
+        let version = Arc::new(Version::new(entry, durability, old.serial));
         self.occupy(version.entry.id, &runs);
         if stands && durability == Durability::Durable {
             self.room.remove(&old.entry);

@@ -29,7 +29,7 @@ impl SpareVersions {
             return Err(full);
         }
         let PutRequest { id, length, lane, .. } = *request;
-        (place.serial, place.moves, place.durability) = (serial, 0, lane.durability);
+        (place.serial, place.durability) = (serial, lane.durability);
         (place.entry.id, place.entry.length, place.entry.class) = (id, length, lane.class);
         place.entry.name.clone_from(&request.name);
         Ok(version)
@@ -52,5 +52,5 @@ fn empty(request: &PutRequest) -> Version {
     let PutRequest { id, length, lane, .. } = *request;
     let (runs, checksums) = (Runs::new(), Checksums::new());
     let entry = TensorEntry { id, name: None, length, class: lane.class, runs, checksums };
-    Version { entry, durability: lane.durability, serial: 0, moves: 0 }
+    Version::new(entry, lane.durability, 0)
 }

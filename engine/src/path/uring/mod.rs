@@ -77,7 +77,7 @@ impl UringPath {
     /// Submits what is left of the operation in a slot; whether it was taken.
     #[inline]
     fn enqueue(&mut self, slot: u32) -> bool {
-        let fixed = self.capabilities.registered_files == Feature::On;
+        let fixed = matches!(self.capabilities.registered_files, Feature::On);
         let Some(kept) = self.slots.get_mut(slot) else { return false };
         let device = &self.devices[usize::from(kept.device.0)];
         let file =

@@ -81,7 +81,7 @@ impl BackingStore {
         tier: Option<HostTier>,
         place: MemoryPlace,
     ) -> Self {
-        let completions = CompletionQueue::new();
+        let completions = CompletionQueue::timed();
         Self { pool, tier, completions, place, log_prefix: unique_prefix() }
     }
 

@@ -1,5 +1,7 @@
 //! The pools of a group's jobs.
 
+use std::num::NonZero;
+
 use tidelog_engine::memory::ALIGNMENT;
 use tidelog_engine::path::sim::SimDisk;
 use tidelog_engine::path::{ControllerName, DeviceIdentity, DeviceSpec, PathChoice, PathKind};
@@ -21,6 +23,7 @@ struct Key {
     direct: bool,
     checksums: bool,
     staging: ByteCount,
+    reactors: Option<NonZero<usize>>,
 }
 
 /// Memory for all operations in flight of these jobs, which is registered.
@@ -35,13 +38,14 @@ fn buffers(jobs: &[&JobOptions]) -> ByteCount {
 
 impl Key {
     fn of(job: &JobOptions, engine: PathKind) -> Self {
-        let JobOptions { filename, direct, checksums, staging, .. } = job;
+        let JobOptions { filename, direct, checksums, staging, reactors, .. } = job;
         Self {
             engine,
             devices: filename.clone(),
             direct: *direct,
             checksums: *checksums,
             staging: *staging,
+            reactors: *reactors,
         }
     }
 }
@@ -110,6 +114,7 @@ fn open_pool(job: &JobOptions, engine: PathKind, buffers: ByteCount) -> Result<P
         path: PathChoice::of(engine).unwrap_or_default(),
         buffered: !job.direct,
         staging: job.staging,
+        reactors: job.reactors,
         buffers,
         verify_reads: job.checksums,
         ..OpenOptions::default()

@@ -15,6 +15,8 @@ pub(super) struct Tensor {
     pub(super) length: u64,
     /// The pass of the last put that is complete. Without one it cannot be read.
     pub(super) put: Option<u64>,
+    /// True while a transfer moves it.
+    pub(super) in_flight: bool,
 }
 
 /// The tensors of the `clone`th of a job's `numjobs`: of the sizes that were asked for, `size`
@@ -44,7 +46,8 @@ pub(super) fn tensors(
         let Some(rest) = left.checked_sub(length) else { break };
         left = rest;
         let name = format!("tidelog-bench/{}/{clone}/{}", job.name, tensors.len());
-        tensors.push(Tensor { id: TensorId::from_name(&name), length, put: None });
+        let id = TensorId::from_name(&name);
+        tensors.push(Tensor { id, length, put: None, in_flight: false });
     }
     if tensors.is_empty() {
         return wrong(format!("no tensor fits into {}; give a larger size", ByteCount(size)));
