@@ -20,8 +20,7 @@ from tidetest.lagging import Lagging
 LAYERS, ROWS, WIDTH = 8, 4096, 64
 SIZE = 4 * ROWS * WIDTH
 BUDGET = 9 * SIZE + SIZE // 2  # of 16 at the peak
-STEPS_MAX = 40  # until a plan writes what stays
-STEPS_AFTER = 8
+CLEANED, STEPS_MAX = 4, 60  # steps with such writes, and all until there have been as many
 
 
 class Program:
@@ -58,12 +57,6 @@ class Program:
                 self.random.choice(self.writes)(self, self.random.randrange(LAYERS))
         total = total + torch.stack(torch._foreach_norm(list(self.weights))).sum()
         self.sums.append(bits(total))
-
-    def steps_that_differ(self, boundary=contextlib.nullcontext):
-        """Each second step writes into some weights what no step before did."""
-        for number in range(STEPS_AFTER):
-            with boundary():
-                self.step(differs=number % 2 == 0)
 
     def result(self):
         return self.sums, [bits(each) for each in self.weights]
@@ -129,26 +122,24 @@ def place(request, monkeypatch, tmp_path_factory):
 
 
 def compare(pool, options, writes):
-    program, steps = Program(writes), 0
+    program, differ, cleaned = Program(writes), [], 0
     with tidelog.offload(program.weights, pool=pool, pool_size=256 * MIB, staging=STAGING, **options) as tide:
         program.tide = tide
-        while not tide.stats()["cleanings"]:
-            assert steps < STEPS_MAX, f"no plan writes what stays: {tide.stats()['plan']}"
-            steps += 1
+        while cleaned < CLEANED:
+            assert len(differ) < STEPS_MAX, f"{cleaned} steps wrote what stays: {tide.stats()['plan']}"
+            before = tide.stats()["cleanings"]
+            # Each second step then writes into some weights what no step before did.
+            differ.append(cleaned > 0 and not differ[-1])
             with tide.step():
-                program.step()
-        before = tide.stats()
-        program.steps_that_differ(tide.step)
-        after = tide.stats()
-        assert after["cleanings"] > before["cleanings"], "only one step followed such a plan"
-        assert after["totals"]["clean_drops"] > before["totals"]["clean_drops"], "nothing left without a write"
+                program.step(differ[-1])
+            cleaned += tide.stats()["cleanings"] > before
+        assert tide.stats()["totals"]["clean_drops"], "nothing left without a write"
         assert tide.peak_bytes <= tide.budget
         program.tide = None
     tide.restore()
     plain = Program(writes)
-    for _ in range(steps):
-        plain.step()
-    plain.steps_that_differ()
+    for each in differ:
+        plain.step(each)
     assert program.result() == plain.result()
 
 
