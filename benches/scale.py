@@ -54,6 +54,9 @@ def command(case, bench, folder, seconds):
     """Returns the command of a case: of `simulated` a job for each reactor, of `memory` one."""
     pools = case.reactors if case.kind == "simulated" else 1
     depth = max(4, min(256, IN_FLIGHT // case.size)) // pools
+    unit = max(64 << 10, min(1 << 20, case.size))
+    # As each reactor needs, or there are fewer.
+    staging = max(64 << 20, case.reactors * max(8, 2 * case.devices) * unit)
     common = [
         *(f"--ioengine={KINDS[case.kind]}", "--level=log", f"--rw=rand{case.direction}", f"--bs={case.size}"),
         *(
@@ -63,7 +66,7 @@ def command(case, bench, folder, seconds):
             f"--runtime={round(1000 * seconds)}ms",
             "--ramp_time=300ms",
         ),
-        *(f"--stripe_unit={max(64 << 10, min(1 << 20, case.size))}", f"--staging={64 << 20}"),
+        *(f"--stripe_unit={unit}", f"--staging={staging}"),
         f"--size={TENSORS * case.devices // pools}",
         *("--fixedbufs=0", "--group_reporting"),
     ]

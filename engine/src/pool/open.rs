@@ -344,11 +344,8 @@ impl Found<'_> {
 /// Returns the number of threads that move tensors: one for each device at most, where the data
 /// path may be opened several times.
 fn threads(members: &Members, chunk: ByteCount, options: &OpenOptions) -> usize {
-    /// Threads in all, which four processors are for.
+    /// Threads in all, unless the caller wants another number: nobody has measured more.
     const THREADS: usize = 4;
-    /// Processors for each thread beyond: many fast SSDs keep more than four of them busy, on a
-    /// machine that has the processors besides.
-    const PROCESSORS_EACH: usize = 8;
     /// Chunks of staging memory for each, so that its devices do not wait for them; at least two
     /// for each device, of which none can take the last.
     const CHUNKS: u64 = 8;
@@ -359,7 +356,6 @@ fn threads(members: &Members, chunk: ByteCount, options: &OpenOptions) -> usize 
     let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
     let chunks = CHUNKS.max(2 * members.0.len() as u64);
     let by_staging = (options.staging.0 / chunk.0 / chunks) as usize;
-    let usual = processors.min(THREADS.max(processors / PROCESSORS_EACH));
-    let most = options.reactors.map_or(usual, NonZero::get);
-    members.0.len().min(most).min(by_staging).max(1)
+    let limit = options.reactors.map_or(processors.min(THREADS), NonZero::get);
+    members.0.len().min(limit).min(by_staging).max(1)
 }

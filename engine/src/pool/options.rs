@@ -135,7 +135,9 @@ pub struct OpenOptions {
     /// Operations in flight per device, at most; by default as many as calibration found, or 32.
     pub depth: Option<u32>,
     /// Number of reactors, at most: threads that move tensors, each with a data path of its own to
-    /// all devices. By default as many as the machine's processors are for.
+    /// all devices, with [`Self::depth`] operations in flight for each. By default one for each
+    /// processor, and 4. There are no more than devices, and each has 8 stripe units of
+    /// [`Self::staging`], or 2 for each device where that is more.
     pub reactors: Option<NonZero<usize>>,
     /// True to read durable tensors, and write nothing to the devices: no claim, no repair, no
     /// count of this opening. Several processes may have a share open like that at once; while one
