@@ -127,7 +127,7 @@ def begin_to_evict_unseen(tide, gradient):
         until_it_waits(tide, lambda: tide.session.evict(record.id))
         if record.in_flight:
             return
-        gradient.sum()  # it was out before anybody waited: it comes back, and tries again
+        gradient.sum()  # it was out before anybody waited: it comes back, for a retry
     raise AssertionError("no eviction was waited for")
 
 

@@ -387,7 +387,7 @@ def test_evict_and_restore_by_hand(pool, mode):
 
 
 def test_what_is_moved_out_by_hand_stays_out_until_the_next_op(pool):
-    """Also what is out already, which the plan would bring back for the ops that come."""
+    """Evicts what is in memory and what is out, which the plan would bring back for the ops that come."""
     world = World()
     with world.block(pool, "auto") as tide:
         world.warm_up("auto")

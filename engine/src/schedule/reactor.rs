@@ -319,7 +319,7 @@ impl Reactor {
 
     /// Ends all threads. Returns how many operations never came back.
     fn stop(&mut self) -> usize {
-        // All of them hear of it before one is waited for: each waits for its devices a while.
+        // All are closed before one is waited for: each waits for its devices for a while.
         let others = self.others.iter().map(|other| &other.submitter.mailbox);
         others.filter(|it| !it.is_forked()).for_each(|it| it.close("it was closed"));
         let elsewhere: usize = self.others.iter_mut().map(Self::stop).sum();
