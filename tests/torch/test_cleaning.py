@@ -127,7 +127,7 @@ def compare(pool, options, writes):
         program.tide = tide
         while cleaned < CLEANED:
             if len(differ) == STEPS_MAX:  # how fast disk and processor are decides whether such a plan is the best
-                pytest.skip(f"SKIPPED: {cleaned} of {STEPS_MAX} steps wrote what stays: {tide.stats()['plan']}")
+                pytest.skip(f"{cleaned} of {STEPS_MAX} steps wrote what stays: {tide.stats()['plan']}")
             before = tide.stats()["cleanings"]
             # Each second step then writes into some weights what no step before did.
             differ.append(cleaned > 0 and not differ[-1])

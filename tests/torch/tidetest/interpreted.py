@@ -13,7 +13,6 @@ import torch
 # Triton looks for it when it is imported.
 ENVIRONMENT = {"TRITON_INTERPRET": "1"}
 
-
 # Of the functions that a GPU's library has, those that the tests' programs use.
 _FUNCTIONS = {
     "erf": numpy.vectorize(math.erf, otypes=[numpy.float64]),

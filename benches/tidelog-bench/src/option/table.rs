@@ -286,7 +286,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option!(Target, "staging", "SIZE", "At the log level: staging memory between the caller's memory and the devices [16m]",
         |job, text| job.staging = ByteCount(bytes(text, job.kb_base)?)),
     option!(Target, "reactors", "COUNT", "At the log level: threads that move tensors, at most, which devices and staging memory are shared out to \
-        [as many as the processors are for]",
+        [one for each processor, and 4]",
         |job, text| job.reactors = NonZero::new(at_most(text, 1, 256)? as usize)),
     option!(Time, "size", "SIZE", "Bytes to read or write in all files together, or a percentage of them [all of each that exists]",
         |job, text| job.size = Some(amount(text, job.kb_base)?)),
